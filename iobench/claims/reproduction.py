@@ -98,21 +98,19 @@ def _judge_training(about: Study, claim: Claim, result: ResultFile) -> ClaimFind
     """Return the finding from pairs of blocks of one repetition whose losses are right."""
     ours, theirs = (_blocks(result, side) for side in (claim.ours, claim.theirs))
     both = sorted(set(ours) & set(theirs))
-    seconds = [
-        {
-            number: seconds
-            for number in both
-            if (
-                seconds := getattr(
-                    side[number], "stall_s" if claim.measure == "stall" else "wall_s"
-                )
-            )
-        }
-        for side in (ours, theirs)
-    ]
+    ours_s, theirs_s = (_seconds(claim, side, both) for side in (ours, theirs))
     why = _incomparable(about, result, [ours[n] for n in both], [theirs[n] for n in both])
     what = f"a block of both {claim.ours} and {claim.theirs} whose losses are right"
-    return _finding(claim, result, what, *seconds, _setting(claim, result), Floor(), why)
+    return _finding(claim, result, what, ours_s, theirs_s, _setting(claim, result), Floor(), why)
+
+
+def _seconds(
+    claim: Claim, blocks: Mapping[int, TrainBlock], numbers: Iterable[int]
+) -> dict[int, float]:
+    found = {
+        n: blocks[n].stall_s if claim.measure == "stall" else blocks[n].wall_s for n in numbers
+    }
+    return {number: seconds for number, seconds in found.items() if seconds is not None}
 
 
 def _blocks(result: ResultFile, side: Side) -> dict[int, TrainBlock]:

@@ -96,8 +96,8 @@ def autotune(
     with preparing("loading torch", quiet=quiet):
         from iobench.results import default_path
         from iobench.tune.emit import check_config
-        from iobench.tune.journal import Journal, check_new, read_header
-        from iobench.tune.tuning import Tuning, TuningRequest
+        from iobench.tune.journal import Journal, TuningRequest, check_new, read_header
+        from iobench.tune.tuning import Tuning
 
     check_config(output)
     if output.exists() and not dry_run and resume is None:  # a resumed tuning may write it again

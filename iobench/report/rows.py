@@ -11,7 +11,7 @@ from functools import cached_property
 from iobench.bench.judging.verdict import Context, judge
 from iobench.report.palette import colour_of, shape_of
 from iobench.report.summary import Report, disturbances, group, summarise
-from iobench.report.winners import PROVED, RANKED, Summary, disturbances
+from iobench.report.winners import PROVED, RANKED, Summary
 from iobench.results import Operation, ResultFile, Sample
 from iobench.results.setting import at_target
 from iobench.stats.comparison import rates

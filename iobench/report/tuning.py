@@ -44,7 +44,7 @@ def tuning_document(paths: Sequence[Path], outcome: Outcome | None = None) -> Do
 
 def _document(path: Path, found: ReplayedTuning, outcome: Outcome | None) -> Document:
     header, asked = found.header, found.header.asked
-    goal = f"{asked['workload']}, rank {asked['rank']}: the best setting for {asked['objective']}"
+    goal = f"{asked.workload}, rank {asked.rank}: the best setting for {asked.objective}"
     raced = [_race_grid(found)] if any(one.losses for one in found.race.trials.values()) else []
     environment = Environment(machine=header.machine, storage=header.storage)
     document = Document(
@@ -55,7 +55,7 @@ def _document(path: Path, found: ReplayedTuning, outcome: Outcome | None) -> Doc
         tables=tuple(raced),
         data=_data(header) | {"chosen": None, "tried": _tried(found.race.trials)},
         appendix=(
-            facts_section(environment, header.started_at, asked["target"]),
+            facts_section(environment, header.started_at, asked.target),
             Section(heading="Repeat it", commands=(shlex.join(header.command),)),
         ),
         records=(path,),
@@ -231,8 +231,8 @@ def _tried(trials: Mapping[str, RaceEntry]) -> list[dict[str, Any]]:
 
 def notes(outcome: Outcome, header: TuningRecord) -> Iterator[str]:
     """Yield what limits the answer, and the outcome of settings that are not in the table."""
-    if record := header.asked.get("floor_record"):
-        yield f"differences up to {100 * header.asked['floor']:.1f}% are noise, by A/A in {record}"
+    if record := header.asked.floor_record:
+        yield f"differences up to {100 * header.asked.floor:.1f}% are noise, by A/A in {record}"
     chosen, *_ = outcome.standings()
     if chosen.paths:
         yield f"its bytes went {' and '.join(chosen.paths)}"

@@ -9,7 +9,7 @@ Append-only. It does not hold decisions: they follow from the measurements.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,17 +20,57 @@ from iobench.results import utc_now
 from iobench.results.codec import to_record
 from iobench.results.file import RecordFile, ending, line_error, records
 from iobench.results.records import EndStatus
-from iobench.tune.objective import Measurement, Phase, Step
+from iobench.stats.comparison import LEAST_FLOOR
+from iobench.tune.budget import Budget
+from iobench.tune.objective import Measurement, Objective, Phase, Step
 from iobench.tune.space import Candidate
 
 SCHEMA = "iobench.tune/1"
-_NEEDED = {
-    "asked": ("workload", "target", "objective", "rank", "max_s", "max_bytes"),
-    "machine": (
-        *("hostname", "kernel", "cpu.model", "cpu.usable_cpus", "memory.total_bytes"),
-        "fingerprint",
-    ),
-}
+_MACHINE = (
+    "hostname",
+    "kernel",
+    "cpu.model",
+    "cpu.usable_cpus",
+    "memory.total_bytes",
+    "fingerprint",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuningRequest:
+    """What a tuning is asked for, as plain values, which the journal keeps.
+
+    `size_bytes` fixes the size of a confirmation. `largest_bytes` is the size that the first run
+    chose: a resumed tuning passes it, because free disk and memory may have changed. Differences up
+    to `floor`, a fraction, are noise, by the A/A in `floor_record` if there is one.
+    """
+
+    workload: str
+    target: str
+    objective: str = "save"
+    writers: Sequence[str] | None = None
+    rank: int = 0
+    size_bytes: int | None = None
+    max_s: float
+    max_bytes: int
+    max_memory_bytes: int | None = None
+    max_cpu_s_per_gib: float | None = None
+    seed: int | None = None
+    largest_bytes: int | None = None
+    floor: float = LEAST_FLOOR
+    floor_record: str | None = None
+
+    def goal(self) -> Objective:
+        """Return the objective, with its limits."""
+        return Objective(
+            goal=self.objective,
+            max_memory_bytes=self.max_memory_bytes,
+            max_cpu_s_per_gib=self.max_cpu_s_per_gib,
+        )
+
+    def budget(self) -> Budget:
+        """Return the unspent budget. Raises OptionError if it is empty."""
+        return Budget(max_s=self.max_s, max_bytes=self.max_bytes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +82,7 @@ class TuningRecord:
     started_at: str
     command: tuple[str, ...]
     iobench: str
-    asked: Mapping[str, Any]
+    asked: TuningRequest
     machine: Mapping[str, Any]
     storage: Mapping[str, Any]
     fingerprint: str
@@ -51,10 +91,8 @@ class TuningRecord:
 
     def check(self) -> None:
         """Raise ValueError that names a fact which every reader of a journal needs."""
-        for part, keys in _NEEDED.items():
-            facts = getattr(self, part)
-            for key in keys:
-                _check_has(facts, part, key)
+        for key in _MACHINE:
+            _check_has(self.machine, "machine", key)
         if self.storage.get("device") is not None:
             _check_has(self.storage, "storage", "device.name")
 

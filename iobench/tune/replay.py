@@ -11,13 +11,12 @@ import random
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 
 from iobench import workloads
 from iobench.bench.judging.verdict import Context, volatile_of
 from iobench.errors import IobenchError
-from iobench.stats.comparison import LEAST_FLOOR, LEAST_SAMPLES
-from iobench.tune.budget import LAST_ROUNDS, LOOK_ROUNDS, Budget
+from iobench.stats.comparison import LEAST_SAMPLES
+from iobench.tune.budget import LAST_ROUNDS, LOOK_ROUNDS
 from iobench.tune.confirm import Confirmation, confirm
 from iobench.tune.journal import TrialRecord, TuningRecord
 from iobench.tune.objective import Objective
@@ -52,15 +51,15 @@ def replay(header: TuningRecord, trials: Sequence[TrialRecord]) -> ReplayedTunin
     recorded = iter(trials)
     rounds = Rounds(
         race=Race(),
-        objective=_objective(header.asked),
-        budget=Budget(max_s=header.asked["max_s"], max_bytes=header.asked["max_bytes"]),
+        objective=header.asked.goal(),
+        budget=header.asked.budget(),
         measure=lambda *_: next(recorded).measured,
         written_bytes=lambda *_: 0,
         progress=NoProgress(),
         rng=random.Random(),
     )
     race, bounds = rounds.race, _rounds(trials)
-    writers = header.asked.get("writers") or dict.fromkeys(one.writer for one in trials)
+    writers = header.asked.writers or dict.fromkeys(one.writer for one in trials)
     confirmation = Confirmation(contenders=[], baseline="")
     for at, (begin, end) in enumerate(bounds):
         names, first = labels[begin:end], trials[begin]
@@ -72,7 +71,7 @@ def replay(header: TuningRecord, trials: Sequence[TrialRecord]) -> ReplayedTunin
         if first.phase == "confirm":
             if not confirmation.contenders:
                 confirmation = _contenders(race, labels[begin:], writers)
-                confirmation.floor = header.asked.get("floor", LEAST_FLOOR)  # not in older journals
+                confirmation.floor = header.asked.floor
             confirm(rounds, confirmation, names, first.size_bytes)
             continue
         following = set(labels[slice(*bounds[at + 1])]) if at + 1 < len(bounds) else set()
@@ -160,20 +159,11 @@ def _outcome(
     )
 
 
-def _objective(asked: Any) -> Objective:
-    return Objective(
-        goal=asked["objective"],
-        max_memory_bytes=asked.get("max_memory_bytes"),
-        max_cpu_s_per_gib=asked.get("max_cpu_s_per_gib"),
-    )
-
-
 def _context(header: TuningRecord) -> Context:
     """Return the context of the verdicts; a workload that is not known here counts as scaled."""
-    name, largest = header.asked["workload"], header.asked.get("largest_bytes") or 0
-    whole = name in workloads.names() and largest >= workloads.load(name).size_bytes(
-        header.asked["rank"]
-    )
+    name, largest = header.asked.workload, header.asked.largest_bytes or 0
+    known = name in workloads.names()
+    whole = known and largest >= workloads.load(name).size_bytes(header.asked.rank)
     return Context(
         workload_bytes=0,
         scale=None if whole else f"{format_size(largest)} at most",

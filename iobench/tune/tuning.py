@@ -6,8 +6,8 @@ import hashlib
 import secrets
 import sys
 from collections import deque
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from iobench._version import __version__
@@ -20,10 +20,8 @@ from iobench.environment import fingerprint
 from iobench.environment.memory import available_bytes
 from iobench.errors import ResultFileError, TargetError, UsageError
 from iobench.results import Operation, utc_now
-from iobench.results.codec import from_plain
-from iobench.stats.comparison import LEAST_FLOOR
-from iobench.tune.budget import Budget, Search, TuningSizes, plan
-from iobench.tune.journal import Journal, TrialRecord, TuningRecord
+from iobench.tune.budget import Search, TuningSizes, plan
+from iobench.tune.journal import Journal, TrialRecord, TuningRecord, TuningRequest
 from iobench.tune.objective import SLOTS, Measure, Measurement, Objective, Step
 from iobench.tune.outcome import Outcome
 from iobench.tune.race import TuningProgress
@@ -45,43 +43,6 @@ _MEASURED: dict[str, tuple[Operation, ...]] = {
     "stall": (),
 }
 """The operations of `iobench run` that each objective counts."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TuningRequest:
-    """What a tuning is asked for, as plain values, which the journal keeps.
-
-    `size_bytes` fixes the size of a confirmation. `largest_bytes` is the size that the first run
-    chose: a resumed tuning passes it, because free disk and memory may have changed. Differences up
-    to `floor`, a fraction, are noise, by the A/A in `floor_record` if there is one.
-    """
-
-    workload: str
-    target: str
-    objective: str = "save"
-    writers: Sequence[str] | None = None
-    rank: int = 0
-    size_bytes: int | None = None
-    max_s: float
-    max_bytes: int
-    max_memory_bytes: int | None = None
-    max_cpu_s_per_gib: float | None = None
-    seed: int | None = None
-    largest_bytes: int | None = None
-    floor: float = LEAST_FLOOR
-    floor_record: str | None = None
-
-    def goal(self) -> Objective:
-        """Return the objective, with its limits."""
-        return Objective(
-            goal=self.objective,
-            max_memory_bytes=self.max_memory_bytes,
-            max_cpu_s_per_gib=self.max_cpu_s_per_gib,
-        )
-
-    def budget(self) -> Budget:
-        """Return the unspent budget. Raises OptionError if it is empty."""
-        return Budget(max_s=self.max_s, max_bytes=self.max_bytes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,12 +101,9 @@ class Tuning:
         """Return the tuning of `header`.
 
         Raises UsageError on another machine or storage, and when the workload's files are others
-        now; ResultFileError for a header that no autotune has written.
+        now.
         """
-        try:
-            asked = from_plain(TuningRequest, header.asked)
-        except ValueError as error:
-            raise ResultFileError(f"the first line of this journal: {error}") from error
+        asked = header.asked
         try:
             tuning = cls.of(asked)
         except TargetError as error:
@@ -196,7 +154,7 @@ class Tuning:
             started_at=utc_now(),
             command=("iobench", *sys.argv[1:]),
             iobench=__version__,
-            asked=asdict(self.asked),
+            asked=self.asked,
             machine=machine,
             storage=storage,
             fingerprint=fingerprint(machine, storage),

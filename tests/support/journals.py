@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 
 from iobench.results.codec import to_plain
-from iobench.tune.journal import SCHEMA, TrialRecord, TuningRecord
+from iobench.tune.journal import SCHEMA, TrialRecord, TuningRecord, TuningRequest
 from iobench.tune.objective import Measurement, Step
 from iobench.tune.outcome import Outcome
 from iobench.tune.space import Candidate
@@ -20,16 +20,13 @@ HEADER = TuningRecord(
     started_at="2026-01-01T00:00:00Z",
     command=("iobench", "autotune", "llama7b"),
     iobench="0.1.0",
-    asked={
-        "workload": "llama7b",
-        "target": "/mnt",
-        "objective": "save",
-        "rank": 0,
-        "job": None,
-        "max_s": 180.0,
-        "max_bytes": 60 * GIB,
-        "largest_bytes": GIB,
-    },
+    asked=TuningRequest(
+        workload="llama7b",
+        target="/mnt",
+        max_s=180.0,
+        max_bytes=60 * GIB,
+        largest_bytes=GIB,
+    ),
     machine={
         "hostname": "node1",
         "fingerprint": "ba9876543210",

@@ -19,7 +19,8 @@ from iobench.report.summary import summarise
 from iobench.results import ResultFile, Run, Sample, read
 from iobench.results.codec import to_record
 from iobench.stats.comparison import LEAST_FLOOR
-from iobench.tune.tuning import Tuning, TuningRequest
+from iobench.tune.journal import TuningRequest
+from iobench.tune.tuning import Tuning
 from iobench.units import GIB, MIB
 
 RECORDED = read(Path(__file__).parents[1] / "results" / "recorded.jsonl")

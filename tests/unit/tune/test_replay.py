@@ -67,7 +67,7 @@ def test_the_noise_floor_is_that_of_the_journal() -> None:
     real = storage.tuner(space_of_writers(), floor=9.0).run()
     assert real.verdict.chosen == real.baseline
     _, trials = tuned(SimulatedStorage(seed=5, noise=normal(0.02)))
-    asked = {**HEADER.asked, "floor": 9.0, "floor_record": "results/aa.jsonl"}
+    asked = dataclasses.replace(HEADER.asked, floor=9.0, floor_record="results/aa.jsonl")
     header = dataclasses.replace(HEADER, asked=asked)
     found = outcome_of(replay(header, trials))
     assert found.verdict.chosen == found.baseline

@@ -75,7 +75,7 @@ def changed(path: Path, **asked: Any) -> Path:
 @pytest.mark.parametrize(
     "asked",
     [
-        *({"objective": None}, {"objective": 3}, {"max_s": "long"}, {"max_s": -1}),
+        *({"objective": 3}, {"max_s": "long"}, {"max_s": -1}),
         *({"workload": None}, {"max_bytes": []}),
         *({"rank": "first"}, {"largest_bytes": "much"}),
     ],
