@@ -41,7 +41,7 @@ _SHOWN = {
     "checkpointer.md": "test_documented.py of checkpointer",
     "distributed.md": "a drawing",
     "doctor.md": "test_doctor.py",
-    "exec.md": "test_summary.py of integrations",
+    "exec.md": "test_redirect.py of integrations",
     "offload.md": "formulas",
     "replicas.md": "a drawing",
     "0038-channel.md": "a drawing",

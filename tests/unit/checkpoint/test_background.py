@@ -99,7 +99,8 @@ def test_none_is_dropped(tmp_path: Path) -> None:
 
 
 def test_a_failure_comes_back_once(tmp_path: Path) -> None:
-    """The next save raises it and copies nothing; calls after the failed file are not made."""
+    """The next save raises it and copies nothing, or `close` does, after which it saves again;
+    calls after the failed file are not made."""
     writer = Held()
     writer.fails = "1.pt"
     with files(writer) as background:
@@ -112,25 +113,12 @@ def test_a_failure_comes_back_once(tmp_path: Path) -> None:
         assert "step 5" in "".join(caught.value.__notes__)
         assert first.status == "failed"
         background.afterwards(lambda: writer.order.append("never"))
+        background.save({"n": 1}, tmp_path / "1.pt")
+        with pytest.raises(TransferError, match="refused"):
+            background.close()
         background.save({"n": 3}, tmp_path / "3.pt")
-    assert writer.order == ["1.pt", "3.pt"]
+    assert writer.order == ["1.pt", "1.pt", "3.pt"]
     assert [path.name for path in tmp_path.iterdir()] == ["3.pt"]
-
-
-def test_nothing_follows_an_earlier_failure(tmp_path: Path) -> None:
-    """`afterwards` waits for all files before it, not only for the last."""
-    writer = Held()
-    writer.fails = "1.pt"
-    background = BackgroundFiles(writer)
-    for name in ("1.pt", "2.pt"):
-        background.save({"n": 1}, tmp_path / name)
-    background.afterwards(lambda: writer.order.append("never"))
-    writer.go.set()
-    with pytest.raises(TransferError, match="refused"):
-        background.close()
-    assert writer.order == ["1.pt", "2.pt"]
-    background.afterwards(lambda: writer.order.append("then"))  # the failure was raised
-    assert writer.order[-1] == "then"
 
 
 class HoldsSecond(Held):
@@ -148,26 +136,12 @@ class HoldsSecond(Held):
         return super().write(image, target, **options)
 
 
-def test_nothing_follows_a_failure_that_was_raised(tmp_path: Path) -> None:
-    """A call that waits for a failed file is not made, even if the failure was raised already."""
-    writer = HoldsSecond()
-    background = BackgroundFiles(writer, slots=3)
-    for name in ("1.pt", "2.pt"):
-        background.save({"n": 1}, tmp_path / name)
-    background.afterwards(lambda: writer.order.append("never"))
-    writer.go.set()
-    assert writer.second_begun.wait(30)
-    with pytest.raises(TransferError, match="refused"):
-        background.raise_failure()
-    writer.go_on.set()
-    background.close()
-    assert writer.order == ["1.pt", "2.pt"]
-
-
-def test_nothing_follows_a_failure_that_is_not_raised_yet(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("when", ["after it", "right after its look", "raised before"])
+def test_nothing_follows_an_earlier_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
-    """A file fails right after `afterwards` found no failure, while the next one is written."""
+    """`afterwards` waits for all files before it, not only for the last: its call is not made
+    whenever the first one fails, and even if that failure was raised already."""
     writer = HoldsSecond()
     background = BackgroundFiles(writer, slots=3)
     for name in ("1.pt", "2.pt"):
@@ -180,26 +154,21 @@ def test_nothing_follows_a_failure_that_is_not_raised_yet(
         assert writer.second_begun.wait(30)
 
     with monkeypatch.context() as patch:
-        patch.setattr(background, "raise_failure", fails_then)
+        if when == "right after its look":
+            patch.setattr(background, "raise_failure", fails_then)
         background.afterwards(lambda: writer.order.append("never"))
+    writer.go.set()
+    raised = when == "raised before"
+    if raised:
+        assert writer.second_begun.wait(30)
+        with pytest.raises(TransferError, match="refused"):
+            background.raise_failure()
     writer.go_on.set()
-    with pytest.raises(TransferError, match="refused"):
+    with contextlib.nullcontext() if raised else pytest.raises(TransferError, match="refused"):
         background.close()
     assert writer.order == ["1.pt", "2.pt"]
-
-
-def test_closing_raises_what_failed(tmp_path: Path) -> None:
-    """After that it saves again."""
-    writer = Held()
-    writer.fails = "1.pt"
-    writer.go.set()
-    background = BackgroundFiles(writer)
-    background.save({"n": 1}, tmp_path / "1.pt")
-    with pytest.raises(TransferError, match="refused"):
-        background.close()
-    background.save({"n": 1}, tmp_path / "2.pt")
-    background.close()
-    assert (tmp_path / "2.pt").exists()
+    background.afterwards(lambda: writer.order.append("then"))  # the failure was raised
+    assert writer.order[-1] == "then"
 
 
 def test_too_large(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ import xxhash
 from support.liars import AdmitsIt
 
 import iobench
-from iobench import Checkpointer, KeepEvery, KeepLast, load_checkpoint
+from iobench import Checkpointer, KeepEvery, KeepLast, Local, Memory, Remote, load_checkpoint
 from iobench.checkpoint.checksums import PieceDigests
 from iobench.checkpoint.ledger import Ledger
 from iobench.checkpoint.manifest import Manifest
@@ -85,8 +85,13 @@ def _statuses(ckpt: Checkpointer) -> list[tuple[int, str]]:
     return [(save.step, save.status) for save in ckpt.saves]
 
 
+def _names(runs: Path) -> set[str]:
+    return {path.name for path in runs.iterdir()} - {".iobench-lock"}
+
+
 def test_save_and_load(make: Make, runs: Path, expect_same) -> None:
-    """A save is complete on return; each step and the latest one can be loaded."""
+    """A save is complete on return; each step and the latest one can be loaded. The manifest has
+    step, writer, format, files and a checksum of each tensor."""
     ckpt = make()
     for step in (5, 10, 20):
         save = ckpt.save(_state(step), step)
@@ -99,71 +104,43 @@ def test_save_and_load(make: Make, runs: Path, expect_same) -> None:
     assert ckpt.loaded.step == 20
     expect_same(_state(5), ckpt.load(5))
     expect_same(_state(10), load_checkpoint(runs, 10))
-    assert {path.name for path in runs.iterdir()} == {
-        "step-5",
-        "step-10",
-        "step-20",
-        ".iobench-lock",
-    }
-
-
-def test_manifest(make: Make, runs: Path) -> None:
-    """It has step, writer, format, files and a checksum of each tensor."""
-    make().save(_state(1), 7)
-    found = json.loads((runs / "step-7" / "manifest.json").read_text())
-    assert (found["step"], found["world_size"], found["format"]) == (7, 1, "safetensors")
+    assert _names(runs) == {"step-5", "step-10", "step-20"}
+    found = json.loads((runs / "step-5" / "manifest.json").read_text())
+    assert (found["step"], found["world_size"], found["format"]) == (5, 1, "safetensors")
     assert found["writer"]["name"] == "buffered"
-    sizes = {file["path"]: file["size_bytes"] for file in found["files"]}
-    assert sizes == {
-        path.name: path.stat().st_size
-        for path in (runs / "step-7").iterdir()
-        if path.name != "manifest.json"
-    }
+    files = {path.name: path.stat().st_size for path in (runs / "step-5").iterdir()}
+    del files["manifest.json"]
+    assert {file["path"]: file["size_bytes"] for file in found["files"]} == files
     (tensors,) = (file for file in found["files"] if file["path"] == "tensors.safetensors")
     assert [piece["name"] for piece in tensors["pieces"]] == ["", "a", "w"]
 
 
-def test_does_not_wait_while_a_slot_is_free(make: Make, gated) -> None:
-    """With two slots, two saves return before any byte is on storage; the third waits for one."""
-    ckpt = make(writer=gated, slots=2, on_full="skip")
-    for step in (1, 2, 3):
+@pytest.mark.parametrize(
+    ("options", "meanwhile", "at_the_end"),
+    [
+        ({"slots": 2, "on_full": "skip"}, "waiting skipped skipped", "committed skipped skipped"),
+        ({"slots": 2, "on_full": "drop"}, "dropped dropped waiting", "dropped dropped committed"),
+        ({"slots": 4}, "waiting waiting waiting", "dropped dropped committed"),
+    ],
+)
+def test_saves_while_one_is_written(
+    make: Make, gated, options: dict[str, Any], meanwhile: str, at_the_end: str
+) -> None:
+    """No save waits while a slot is free, and of those that wait the newest one is written; older
+    ones are reported as dropped."""
+    ckpt = make(writer=gated, **options)
+    ckpt.save_async(_state(1), 1)
+    gated.begun.acquire()
+    for step in (2, 3, 4):
         ckpt.save_async(_state(step), step)
-    assert _statuses(ckpt)[1:] == [(2, "waiting"), (3, "skipped")]
+    assert [save.status for save in ckpt.saves] == ["writing", *meanwhile.split()]
     assert ckpt.steps() == []
     gated.let(2)
     ckpt.wait()
-    assert _statuses(ckpt) == [(1, "committed"), (2, "committed"), (3, "skipped")]
-
-
-def test_newest_waiting_is_next(make: Make, gated) -> None:
-    """When a save ends, the newest snapshot is written; older ones are reported as dropped."""
-    ckpt = make(writer=gated, slots=4)
-    ckpt.save_async(_state(1), 1)
-    gated.begun.acquire()
-    for step in (2, 3, 4):
-        ckpt.save_async(_state(step), step)
-    gated.let(2)
-    ckpt.wait()
-    assert _statuses(ckpt) == [
-        (1, "committed"),
-        (2, "dropped"),
-        (3, "dropped"),
-        (4, "committed"),
-    ]
-    assert ckpt.steps() == [1, 4]
-
-
-def test_supersede(make: Make, gated) -> None:
-    """With on_full="drop" a new snapshot replaces the one that waits."""
-    ckpt = make(writer=gated, slots=2, on_full="drop")
-    ckpt.save_async(_state(1), 1)
-    gated.begun.acquire()
-    for step in (2, 3, 4):
-        ckpt.save_async(_state(step), step)
-    assert _statuses(ckpt)[1:] == [(2, "dropped"), (3, "dropped"), (4, "waiting")]
-    gated.let(2)
-    ckpt.wait()
-    assert _value(ckpt.load()) == 4
+    assert [save.status for save in ckpt.saves] == ["committed", *at_the_end.split()]
+    committed = [step for step, status in _statuses(ckpt) if status == "committed"]
+    assert ckpt.steps() == committed
+    assert _value(ckpt.load()) == committed[-1]
 
 
 def test_one_slot_waits_for_storage(make: Make, gated) -> None:
@@ -232,8 +209,7 @@ def test_reopened(make: Make, runs: Path) -> None:
     for step in (2, 3):
         second.save(_state(step), step)
     assert second.steps() == [2, 3]
-    left = {path.name for path in runs.iterdir()}
-    assert left == {"step-2", "step-3", "step-9", "notes.txt", ".iobench-lock"}
+    assert _names(runs) == {"step-2", "step-3", "step-9", "notes.txt"}
 
 
 def test_two_on_one_directory(make: Make) -> None:
@@ -256,7 +232,7 @@ def test_a_step_saved_twice(make: Make, gated, how: str) -> None:
         ckpt.save_async(_state(9), 1)
     gated.let(5)
     ckpt.wait()
-    with pytest.raises(UsageError, match=r"step 1 is saved already.*remove\(1\) first"):
+    with pytest.raises(UsageError, match=r"step 1 is saved already.*resume\(\).*remove\(1\) first"):
         getattr(ckpt, how)(_state(9), 1)
     assert _value(ckpt.load()) == 1
     ckpt.remove(1)
@@ -334,7 +310,7 @@ def test_replacing_that_fails(make: Make, gated, runs: Path) -> None:
     gated.let()
     ckpt.save(_state(20), 2)
     assert _value(load_checkpoint(runs, 2)) == 20
-    assert {path.name for path in runs.iterdir()} == {"step-1", "step-2", ".iobench-lock"}
+    assert _names(runs) == {"step-1", "step-2"}
 
 
 def test_what_was_replaced_cannot_be_removed(make: Make, runs: Path, monkeypatch) -> None:
@@ -355,7 +331,7 @@ def test_what_was_replaced_cannot_be_removed(make: Make, runs: Path, monkeypatch
     assert (_value(ckpt.load()), ckpt.latest()) == (20, 2)
     ckpt.close()
     make()
-    assert {path.name for path in runs.iterdir()} == {"step-1", "step-2", ".iobench-lock"}
+    assert _names(runs) == {"step-1", "step-2"}
 
 
 @pytest.mark.parametrize("renames", [1, 2, 3])
@@ -390,27 +366,16 @@ def test_killed_while_it_replaces(make: Make, runs: Path, monkeypatch, renames: 
     assert synced == ([runs] if renames == 1 else [])  # a name that is put back is durable
     assert ckpt.steps() == [1, 2]
     assert _value(ckpt.load(2)) == (2 if renames == 1 else 20)
-    assert {path.name for path in runs.iterdir()} == {"step-1", "step-2", ".iobench-lock"}
+    assert _names(runs) == {"step-1", "step-2"}
 
 
 def _cannot_exchange(one: str, other: str) -> None:
     raise OSError(errno.EINVAL, "Invalid argument")
 
 
-def test_latest_after_going_back(make: Make, runs: Path) -> None:
-    """The last saved checkpoint is the latest; the abandoned later steps are removed first."""
-    ckpt = make()
-    for step in (100, 200, 300):
-        ckpt.save(_state(step), step)
-    ckpt.close()
-    ckpt = make(keep=KeepLast(3))
-    ckpt.load(200)
-    ckpt.save(_state(210), 210)
-    assert (ckpt.steps(), ckpt.latest()) == ([100, 200, 210], 210)
-
-
 def test_restart_after_going_back(make: Make, runs: Path) -> None:
-    """A restart continues the current run, and its damaged checkpoints fall back to it too."""
+    """The last saved checkpoint is the latest, also after a restart; a damaged one falls back to
+    its own run, and the abandoned later steps are removed first."""
     ckpt = make()
     for step in (100, 200, 300):
         ckpt.save(_state(step), step)
@@ -419,15 +384,14 @@ def test_restart_after_going_back(make: Make, runs: Path) -> None:
         ckpt.save(_state(step), step)
     assert (ckpt.steps(), ckpt.latest()) == ([100, 200, 210, 220, 300], 220)
     ckpt.close()
-    ckpt = make(keep=KeepLast(2))
+    ckpt = make(keep=KeepLast(5))
     assert ckpt.latest() == 220
-    assert _value(ckpt.load()) == 220
-    assert _value(load_checkpoint(runs)) == 220
+    assert _value(ckpt.load()) == _value(load_checkpoint(runs)) == 220
     _flip(runs / "step-220" / "state.json", 3)
     with pytest.warns(RuntimeWarning, match="step 220 is skipped"):
         assert _value(ckpt.load(on_corrupt="previous")) == 210
     ckpt.save(_state(230), 230)
-    assert ckpt.steps() == [220, 230]
+    assert ckpt.steps() == [100, 200, 210, 220, 230]
 
 
 def test_latest_reads_no_manifest_twice(
@@ -634,7 +598,8 @@ def test_removed_faster_than_it_is_read(make: Make, runs: Path, monkeypatch) -> 
 
 
 def test_budget(make: Make) -> None:
-    """A state that does not fit is refused before memory is taken or bytes are copied."""
+    """A state that does not fit is refused before memory is taken or bytes are copied. Without a
+    budget the available memory is the limit."""
     ckpt = make(budget="64KiB", slots=2, on_full="raise")
     with pytest.raises(StateError, match=r"2 slots need 160.00 KiB.*the budget is 64.00 KiB"):
         ckpt.save_async(_state(1, size=10_000), 1)
@@ -645,14 +610,9 @@ def test_budget(make: Make) -> None:
     assert 0 < ckpt._persister.pool.size_bytes <= 64 << 10
     ckpt.wait()
     assert ckpt.steps() == [1, 2]
-
-
-def test_more_than_the_machine_has(make: Make) -> None:
-    """Without a budget the available memory is the limit."""
-    ckpt = make()
-    huge = torch.empty(1).expand(1 << 50)
+    ckpt.close()
     with pytest.raises(StateError, match="are available"):
-        ckpt.save_async({"w": huge}, 1)
+        make().save_async({"w": torch.empty(1).expand(1 << 50)}, 1)
 
 
 def test_state_that_grows(make: Make) -> None:
@@ -884,16 +844,6 @@ def test_left_by_an_error(make: Make, gated) -> None:
     assert "broken" in caught.value.__notes__[0]
 
 
-def test_forgotten(runs: Path) -> None:
-    """One that is never closed finishes its saves, frees the directory and warns."""
-    made = [Checkpointer(runs, writer="buffered")]
-    made[0].save_async(_state(1), 1)
-    with pytest.warns(ResourceWarning, match="never closed"):
-        made.clear()
-    with Checkpointer(runs, writer="buffered") as again:
-        assert _value(again.load()) == 1
-
-
 class _Forgetting(BufferedWriter):
     """Drops the last reference to a Checkpointer in a thread that writes for it."""
 
@@ -1057,6 +1007,12 @@ def test_in_a_forked_child(make: Make) -> None:
         ({"bandwidth_limit": 0}, "bandwidth_limit=0"),
         ({"writer": "null"}, "stores nothing"),
         ({"writer": "s3"}, "needs a target s3"),
+        ({"on_event": "print"}, "on_event='print'"),
+        ({"reuse_files": 1}, "reuse_files=1: takes a value such as True"),
+        ({"reuse_files": True, "tiers": [Remote("s3://b/r")]}, "takes a directory, without tiers"),
+        ({"slots": 2, "tiers": [Memory("1MiB")]}, "the sizes of the Memory tiers decide"),
+        ({"budget": "1GiB", "tiers": [Memory("1MiB")]}, "the sizes of the Memory tiers decide"),
+        ({"keep": KeepLast(1), "tiers": [Local(keep=KeepLast(2))]}, "given twice"),
     ],
 )
 def test_nonsense(make: Make, options: dict[str, Any], match: str) -> None:

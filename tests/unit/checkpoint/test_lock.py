@@ -69,16 +69,6 @@ def test_what_others_put_at_its_name(tmp_path: Path, plant: Callable[[Path, Path
     assert victim.read_text() == "x" * 1000
 
 
-def test_held_by_this_process(tmp_path: Path) -> None:
-    """Two in one process exclude each other too."""
-    first = DirectoryLock(tmp_path)
-    with pytest.raises(TargetError, match=f"process {os.getpid()}"):
-        DirectoryLock(tmp_path)
-    first.release()
-    first.release()
-    DirectoryLock(tmp_path).release()
-
-
 def test_forked_children_do_not_keep_it(tmp_path: Path) -> None:
     """A data loader's worker that outlives the trainer does not hold the directory."""
     lock = DirectoryLock(tmp_path)

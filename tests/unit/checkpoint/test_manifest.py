@@ -41,21 +41,9 @@ _MANIFEST = Manifest(
 )
 
 
-def _indented(text: bytes) -> bytes:
-    """Return the manifest as 0.1.0 wrote it."""
-    return json.dumps(json.loads(text), indent=1).encode()
-
-
-def test_round_trip() -> None:
-    """A manifest comes back from its JSON as it was."""
-    text = _MANIFEST.to_json()
-    assert Manifest.parse(text, "m") == _MANIFEST
-    assert _MANIFEST.size_bytes == 100
-    assert _MANIFEST.file("file") == _RECORD
-
-
 def test_text() -> None:
-    """The text is the one that json.dumps makes, odd names and files without pieces included."""
+    """The text is the one that json.dumps makes, odd names and files without pieces included, and
+    a manifest comes back from it as it was."""
     odd = FileRecord(path='"\n', size_bytes=3, pieces=(Piece('ä"\\', 3, "0" * 16),))
     empty = FileRecord(path="e", size_bytes=0, pieces=())
     for files in ((), (empty,), (_RECORD, odd, empty), (replace(odd, path="pieces"), odd)):
@@ -64,38 +52,25 @@ def test_text() -> None:
         assert manifest.to_json() == _canonical(document).encode()
         assert document.pop("xxh3_64") == _checksum(document)
         assert Manifest.parse(manifest.to_json(), "m") == manifest
+    assert (_MANIFEST.size_bytes, _MANIFEST.file("file")) == (100, _RECORD)
 
 
-def _damaged(data: st.DataObject, text: bytes) -> bytes:
-    """Return `text` with one bit changed, or cut."""
+@given(st.data(), st.booleans())
+def test_any_change_shows(data: st.DataObject, files: bool) -> None:
+    """A manifest with a bit changed, or cut, is refused or says just the same: with its files and
+    without, in text of this version and of older ones."""
+    want = _MANIFEST if files else replace(_MANIFEST, files=())
+    now = _MANIFEST.to_json()
+    text = data.draw(st.sampled_from([now, json.dumps(json.loads(now), indent=1).encode()]))
+    assert Manifest.parse(text, "m", files=files) == want
     damaged = bytearray(text)
     at = data.draw(st.integers(0, len(damaged) - 1))
     if data.draw(st.booleans()):
         del damaged[at:]
     else:
         damaged[at] ^= 1 << data.draw(st.integers(0, 7))
-    return bytes(damaged)
-
-
-@given(st.data())
-def test_any_change_shows(data: st.DataObject) -> None:
-    """A manifest with a byte changed, or cut, is refused or says just the same."""
-    damaged = _damaged(data, _MANIFEST.to_json())
     try:
-        assert Manifest.parse(damaged, "m") == _MANIFEST
-    except DataMismatchError:
-        return
-
-
-@given(st.data())
-def test_any_change_shows_without_the_files(data: st.DataObject) -> None:
-    """Also when the files are left out, in text of this version and of older ones."""
-    without, now = replace(_MANIFEST, files=()), _MANIFEST.to_json()
-    text = data.draw(st.sampled_from([now, _indented(now)]))
-    assert Manifest.parse(text, "m", files=False) == without
-    damaged = _damaged(data, text)
-    try:
-        assert Manifest.parse(damaged, "m", files=False) == without
+        assert Manifest.parse(bytes(damaged), "m", files=files) == want
     except DataMismatchError:
         return
 

@@ -332,6 +332,10 @@ def test_memory_is_freed(runs: Path) -> None:
         (lambda runs: [Local(runs / "b")], "must be the directory of the Checkpointer"),
         (lambda _: [Local(), Local()], "2 local tiers; one is possible"),
         (lambda _: ["8GiB"], r"takes a list such as \[Memory"),
+        (lambda _: [Memory(0)], "at least 1 byte"),
+        (lambda _: [Memory("1MiB", node=-1)], "0 or more"),
+        (lambda _: [Memory("1MiB", node=0, path="/dev/shm")], "not both"),
+        (lambda _: [Local(keep=3)], "takes a value such as KeepLast"),
     ],
 )
 def test_tiers_that_cannot_be_had(
@@ -341,29 +345,6 @@ def test_tiers_that_cannot_be_had(
     with pytest.raises(OptionError, match=problem):
         Checkpointer(runs / "a", tiers=tiers(runs))
     Checkpointer(runs / "a").close()
-
-
-@pytest.mark.parametrize(
-    ("make", "problem"),
-    [
-        (lambda: Memory(0), "at least 1 byte"),
-        (lambda: Memory("1MiB", node=-1), "0 or more"),
-        (lambda: Memory("1MiB", node=0, path="/dev/shm"), "not both"),
-        (lambda: Local(keep=3), "takes a value such as KeepLast"),
-    ],
-)
-def test_options(make: Callable[[], object], problem: str) -> None:
-    with pytest.raises(OptionError, match=problem):
-        make()
-
-
-def test_options_that_have_no_effect(runs: Path) -> None:
-    """Sizes of memory tiers decide how many slots there are."""
-    for option in ({"slots": 2}, {"budget": "1GiB"}):
-        with pytest.raises(OptionError, match="the sizes of the Memory tiers decide"):
-            Checkpointer(runs / "a", tiers=[Memory("1MiB")], **option)
-    with pytest.raises(OptionError, match="given twice"):
-        Checkpointer(runs / "a", keep=KeepLast(1), tiers=[Local(keep=KeepLast(2))])
 
 
 def test_memory_of_a_node(runs: Path) -> None:

@@ -73,6 +73,28 @@ def _loaded(ckpt: Checkpointer, state: dict[str, Any]) -> bool:
     return torch.equal(loaded["w"], state["w"]) and loaded["step"] == state["step"]
 
 
+class _Gpu(FakeDevice):
+    """The trainer's GPU. It records the threads that pin memory which was not pinned before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made: list[str] = []
+
+    def pin(self, memory: Bytes) -> str | None:
+        if not self.is_pinned(memory):
+            self.made.append(threading.current_thread().name)
+        return super().pin(memory)
+
+
+def _on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> _Gpu:
+    """Every state has CUDA tensors, as far as slots are concerned; the trainer uses this GPU."""
+    fake = _Gpu()
+    for module in (slots, persister):
+        monkeypatch.setattr(module, "cuda_device", lambda _: fake)
+    monkeypatch.setattr(Serialized, "on_cpu", False)
+    return fake
+
+
 def test_a_slot_is_made_when_a_save_needs_it(ckpt: Checkpointer, pages: _Pages) -> None:
     """The first save makes one slot and says what it took; the next ones use it again."""
     for step in range(3):
@@ -85,9 +107,14 @@ def test_a_slot_is_made_when_a_save_needs_it(ckpt: Checkpointer, pages: _Pages) 
     assert _loaded(ckpt, _STATE)
 
 
+@pytest.mark.parametrize("gpu", [False, True])
 @pytest.mark.parametrize("lazy", [False, True])
-def test_prepared(lazy: bool, runs: Path, pages: _Pages) -> None:
-    """After `prepare` no save makes pages, whichever slot it gets."""
+def test_prepared(
+    lazy: bool, gpu: bool, runs: Path, pages: _Pages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After `prepare` no save makes pages, whichever slot it gets. Memory for a GPU is pinned too,
+    by the thread, for the device of the trainer; then no save pins."""
+    device = _on_a_gpu(monkeypatch) if gpu else None
     with Checkpointer(runs, writer="buffered", slots=2, lazy=lazy) as ckpt:
         ckpt.prepare(_STATE, wait=True)
         assert pages.calls == {"prepare": 2 * 2}  # 3 MiB and a header: two huge pages each
@@ -98,6 +125,7 @@ def test_prepared(lazy: bool, runs: Path, pages: _Pages) -> None:
             ckpt.before_optimizer_step()
         assert pages.calls == {"prepare": 4}
         assert [save.pages_s for save in saves] == [0, 0, 0]
+        assert device is None or device.made == ["iobench-prepare"] * 2
         assert _loaded(ckpt, _STATE)
 
 
@@ -111,13 +139,19 @@ def test_another_state_than_the_prepared_one(size: int, ckpt: Checkpointer, page
     assert _loaded(ckpt, other)
 
 
-def test_a_save_while_it_prepares(ckpt: Checkpointer, pages: _Pages) -> None:
-    """The save makes the pages itself; what `prepare` does to the slot later changes no byte."""
+@pytest.mark.parametrize("gpu", [False, True])
+def test_a_save_while_it_prepares(
+    gpu: bool, ckpt: Checkpointer, pages: _Pages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The save makes the pages itself, and pins its own slot; what `prepare` does to the slot later
+    changes no byte."""
+    device = _on_a_gpu(monkeypatch) if gpu else None
     pages.gate.clear()
     ckpt.prepare(_STATE)
     assert pages.begun.wait(_SOON_S)
     save = ckpt.save_async(_STATE, 1)
     assert save.pages_s > 0
+    assert device is None or device.made == ["MainThread"]
     pages.gate.set()
     ckpt._persister.prepare(1, wait=True)
     assert _loaded(ckpt, _STATE)
@@ -163,52 +197,6 @@ def test_no_memory(wait: bool, ckpt: Checkpointer, pages: _Pages) -> None:
     pages.error = None
     ckpt.save_async(_STATE, 1)
     assert _loaded(ckpt, _STATE)
-
-
-class _Gpu(FakeDevice):
-    """The trainer's GPU. It records the threads that pin memory which was not pinned before."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.made: list[str] = []
-
-    def pin(self, memory: Bytes) -> str | None:
-        if not self.is_pinned(memory):
-            self.made.append(threading.current_thread().name)
-        return super().pin(memory)
-
-
-@pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> _Gpu:
-    """Every state has CUDA tensors, as far as slots are concerned; the trainer uses this GPU."""
-    fake = _Gpu()
-    for module in (slots, persister):
-        monkeypatch.setattr(module, "cuda_device", lambda _: fake)
-    monkeypatch.setattr(Serialized, "on_cpu", False)
-    return fake
-
-
-def test_memory_for_a_gpu_is_pinned_too(runs: Path, pages: _Pages, gpu: _Gpu) -> None:
-    """By the thread, for the device of the trainer; then no save pins."""
-    with Checkpointer(runs, writer="buffered", slots=2) as ckpt:
-        ckpt.prepare(_STATE, wait=True)
-        ckpt.prepare(_STATE, wait=True)
-        for step in range(3):
-            ckpt.save_async(_STATE, step)
-        assert gpu.made == ["iobench-prepare"] * 2
-        assert _loaded(ckpt, _STATE)
-
-
-def test_a_save_from_a_gpu_while_it_prepares(runs: Path, pages: _Pages, gpu: _Gpu) -> None:
-    """It pins its own slot, and does not wait for the thread."""
-    with Checkpointer(runs, writer="buffered", slots=2) as ckpt:
-        pages.gate.clear()
-        ckpt.prepare(_STATE)
-        assert pages.begun.wait(_SOON_S)
-        ckpt.save_async(_STATE, 1)
-        assert gpu.made == ["MainThread"]
-        pages.gate.set()
-        assert _loaded(ckpt, _STATE)
 
 
 def test_a_kernel_that_makes_no_pages(ckpt: Checkpointer, pages: _Pages) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -34,46 +34,24 @@ from iobench.writers.blocks.channel import Lease
 _Calls = tuple[Callable[[], object], Callable[[], object]]
 
 
-def test_slots() -> None:
-    """Both saves get a slot, and both slots are counted."""
+@pytest.mark.parametrize("module", [slots, memory_pool])
+def test_slots(module: ModuleType) -> None:
+    """Both saves get a slot, and both slots are counted; also those of memory tiers, which are made
+    when a save needs them."""
+    size = 4096 if module is slots else MIB
 
     def check(enter: Callable[..., bool]) -> bool:
-        pool, got = SlotPool(1, MIB, streams=True), list[Slot]()
-        pool.grow(4096)
-        there = enter(
-            lambda: got.append(pool.take(pinned=False)), lambda: got.append(pool.take(pinned=False))
-        )
+        pool: SlotPool | MemoryPool = SlotPool(1, MIB, streams=True)
+        if module is memory_pool:
+            pool = MemoryPool([MemoryTier(Memory("4MiB"))])
+        got = list[Slot]()
+        pool.grow(size)
+        there = enter(*[lambda: got.append(pool.take(pinned=False))] * 2)
         assert len({id(slot) for slot in got}) == len(got) == 1 + there
-        assert pool.size_bytes == 4096 * len(got)
+        assert pool.size_bytes == size * len(got)
         return there
 
-    everywhere(slots, check)
-
-
-def test_slots_of_memory_tiers() -> None:
-    """The same for slots that are made when a save needs them."""
-
-    def check(enter: Callable[..., bool]) -> bool:
-        pool, got = MemoryPool([MemoryTier(Memory("4MiB"))]), list[Slot]()
-        pool.grow(MIB)
-        there = enter(
-            lambda: got.append(pool.take(pinned=False)), lambda: got.append(pool.take(pinned=False))
-        )
-        assert len({id(slot) for slot in got}) == len(got) == 1 + there
-        assert pool.size_bytes == MIB * len(got)
-        return there
-
-    everywhere(memory_pool, check)
-
-
-def test_slots_that_are_collected() -> None:
-    """They are not counted any more."""
-    pool = SlotPool(3)
-    pool.grow(4096)
-    kept = [pool.take(pinned=False) for _ in range(3)]
-    assert pool.size_bytes == 3 * 4096
-    del kept[0]
-    assert pool.size_bytes == 2 * 4096
+    everywhere(module, check)
 
 
 def test_remembered_saves(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,20 +134,30 @@ def test_backlog() -> None:
     at_every_collection(check)
 
 
+class _Store:
+    """A store of some checkpoints, none of which was read."""
+
+    def __init__(self, count: int) -> None:
+        self.count, self.readers = count, 16 if count else 1
+
+    def steps(self) -> list[int]:
+        return list(range(self.count))
+
+    def serials(self) -> dict[int, int]:
+        return {step: step + 1 for step in self.steps()}
+
+    def retire(self, _: list[int]) -> dict[int, Exception]:
+        return {}
+
+    def sweep(self, *_: int, **__: int) -> list[Exception]:
+        return []
+
+
 def test_ledger() -> None:
     """A manifest has been read in another thread while those that were not read are chosen."""
 
-    class Unread:
-        readers = 16
-
-        def steps(self) -> list[int]:
-            return list(range(50))
-
-        def serials(self) -> dict[int, int]:
-            return {step: step + 1 for step in range(50)}
-
     def check() -> _Calls:
-        ledger = Ledger(cast(CheckpointStore, Unread()), KeepAll())
+        ledger = Ledger(cast(CheckpointStore, _Store(50)), KeepAll())
         return lambda: ledger._read(lambda _: False), lambda: ledger._note({9: None})
 
     at_every_collection(check)
@@ -178,26 +166,11 @@ def test_ledger() -> None:
 def test_ledger_of_a_handler() -> None:
     """It commits a checkpoint, and older ones are removed."""
 
-    class Store:
-        readers = 1
-
-        def steps(self) -> list[int]:
-            return []
-
-        def serials(self) -> dict[int, int]:
-            return {}
-
-        def retire(self, _: list[int]) -> dict[int, Exception]:
-            return {}
-
-        def sweep(self, *_: int, **__: int) -> list[Exception]:
-            return []
-
     def save(step: int) -> Save:
         return Save(step=step, status="committed", created_s=float(step))
 
     def check(enter: Callable[..., bool]) -> bool:
-        ledger = Ledger(cast(CheckpointStore, Store()), KeepLast(2))
+        ledger = Ledger(cast(CheckpointStore, _Store(0)), KeepLast(2))
         for step in range(3):
             ledger.committed(save(step), step + 1)
 

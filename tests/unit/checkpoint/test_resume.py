@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -71,41 +72,24 @@ def test_a_damaged_checkpoint(tmp_path: Path) -> None:
             assert ckpt.resume({"model": model}, on_corrupt="previous") == 2
 
 
-def test_what_has_no_state(tmp_path: Path) -> None:
-    """A value has no load_state_dict; it is refused before anything is read."""
-    with (
-        Checkpointer(tmp_path, writer="buffered") as ckpt,
-        pytest.raises(UsageError, match="'step' is a int, without load_state_dict"),
-    ):
-        ckpt.resume({"step": 5})  # type: ignore[dict-item]  # an int
-
-
-def test_an_object_without_a_name(tmp_path: Path) -> None:
-    """The error shows the form of the argument."""
-    with (
-        Checkpointer(tmp_path, writer="buffered") as ckpt,
-        pytest.raises(UsageError, match=r'such as \{"model": model\}, not a Linear'),
-    ):
-        ckpt.resume(torch.nn.Linear(2, 2))  # type: ignore[arg-type]  # no mapping
-
-
-def test_the_error_of_a_save_that_exists_names_it(tmp_path: Path) -> None:
-    with Checkpointer(tmp_path, writer="buffered") as ckpt:
-        ckpt.save({"a": 1}, 499)
-    with (
-        Checkpointer(tmp_path, writer="buffered") as ckpt,
-        pytest.raises(UsageError, match=r"step 499 is saved already.*resume\(\)"),
-    ):
-        ckpt.save({"a": 1}, 499)
-
-
-def test_a_sharded_optimizer_without_its_module_is_refused(tmp_path: Path) -> None:
-    """Its state is made with the module; the error says what to give."""
+def _sharded() -> torch.optim.Optimizer:
     model = torch.nn.Linear(4, 4)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     model.weight.placements = ()  # type: ignore[attr-defined]  # what shows a DTensor
+    return torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+@pytest.mark.parametrize(
+    ("state", "says"),
+    [
+        ({"step": 5}, "'step' is a int, without load_state_dict"),
+        (torch.nn.Linear(2, 2), r'such as \{"model": model\}, not a Linear'),
+        ({"optimizer": _sharded()}, r"in none of the modules.*load\(like="),  # it is made with one
+    ],
+)
+def test_what_cannot_be_resumed(tmp_path: Path, state: Any, says: str) -> None:
+    """It is refused before anything is read; the error says what to give."""
     with (
         Checkpointer(tmp_path, writer="buffered") as ckpt,
-        pytest.raises(UsageError, match=r"in none of the modules.*load\(like="),
+        pytest.raises(UsageError, match=says),
     ):
-        ckpt.resume({"optimizer": optimizer})
+        ckpt.resume(state)

@@ -12,17 +12,17 @@ from iobench.errors import OptionError
 _HOURLY = {step: step * 3600.0 for step in range(20)}
 
 
-def test_keep_last() -> None:
-    """The newest ones, by step."""
+def test_what_is_kept() -> None:
+    """The newest ones, by step; or the oldest and then one per period, where the newest is never
+    removed. `|` keeps the checkpoints of both policies."""
     assert KeepLast(3).obsolete(_HOURLY) == list(range(17))
     assert KeepLast(30).obsolete(_HOURLY) == []
-
-
-def test_keep_every() -> None:
-    """The oldest and then one per period; the newest is never removed."""
+    assert KeepLast(1).obsolete({}) == []
     assert KeepEvery(hours=6).kept(_HOURLY) == {0, 6, 12, 18}
     assert 19 not in KeepEvery(hours=6).obsolete(_HOURLY)
     assert KeepEvery(steps=8).kept(_HOURLY) == {0, 8, 16}
+    assert (KeepLast(2) | KeepEvery(steps=10)).kept(_HOURLY) == {0, 10, 18, 19}
+    assert (KeepLast(1) | KeepAll()).obsolete(_HOURLY) == []
 
 
 def test_training_that_went_back() -> None:
@@ -42,13 +42,6 @@ def test_a_clock_that_goes_back() -> None:
     hours = [0, 0.5, 1, 2, -3, -2.5, -2, 2.1]
     created_s = {step: at * 3600.0 for step, at in enumerate(hours)}
     assert KeepEvery(hours=1).kept(created_s) == {0, 2, 3, 4, 6, 7}
-
-
-def test_either() -> None:
-    """`|` keeps the checkpoints of both policies."""
-    assert (KeepLast(2) | KeepEvery(steps=10)).kept(_HOURLY) == {0, 10, 18, 19}
-    assert (KeepLast(1) | KeepAll()).obsolete(_HOURLY) == []
-    assert KeepLast(1).obsolete({}) == []
 
 
 @given(st.lists(st.integers(-60, 50), max_size=30), st.integers(1, 5), st.integers(1, 90))

@@ -12,7 +12,7 @@ import torch
 
 import iobench
 from iobench.checkpoint.store import DirectoryStore
-from iobench.errors import OptionError, TransferError
+from iobench.errors import TransferError
 from iobench.writers.buffered import BufferedWriter
 
 _TENSORS = "tensors.safetensors"
@@ -123,10 +123,3 @@ def test_a_name_that_may_not_be_durable_is_not_written_over(
 
 def _failed_sync(_: DirectoryStore) -> None:
     raise TransferError("not synced")
-
-
-def test_what_cannot_reuse_files(runs: Path) -> None:
-    with pytest.raises(OptionError, match="takes a directory, without tiers"):
-        _checkpointer(runs, tiers=[iobench.Remote("s3://bucket/run")])
-    with pytest.raises(OptionError, match="reuse_files=1: takes a value such as True"):
-        iobench.Checkpointer(runs, reuse_files=1)  # type: ignore[arg-type]  # the mistake itself

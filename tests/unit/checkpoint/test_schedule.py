@@ -23,20 +23,15 @@ def _due(schedule: Every, steps: range) -> list[int]:
 
 
 def test_every() -> None:
-    """After so many steps, wherever counting began."""
+    """After so many steps, wherever counting began. An extra save counts; a failed one is due
+    again."""
     assert _due(Every(20), range(100)) == [19, 39, 59, 79, 99]
     assert _due(Every(20), range(105, 150)) == [124, 144]
     assert _due(Every(1), range(3)) == [0, 1, 2]
-
-
-def test_every_counts_from_the_last_save() -> None:
-    """An extra save counts; a failed one is due again."""
     schedule = Every(10)
     assert not schedule.due(0)
     schedule.started(_save(5))
-    assert not schedule.due(14)
-    assert schedule.due(15)
-    assert schedule.due(16)
+    assert [schedule.due(step) for step in (14, 15, 16)] == [False, True, True]
 
 
 class _Training:
@@ -74,29 +69,25 @@ def _training(**times: float) -> _Training:
     return training[0]
 
 
-def test_auto_by_stall() -> None:
-    """The interval is the shortest at which the stall is within the budget."""
-    training = _training(step_s=1.0, stall_s=0.5, persist_s=0.1)
-    training.run(60)
-    assert training.schedule.interval == 10  # 0.5 / (0.05 * 1)
+@pytest.mark.parametrize(
+    ("stall_s", "persist_s", "slow", "intervals"),
+    [
+        (0.5, 0.1, 1.0, {10}),  # the shortest at which the stall is in the budget: 0.5 / (0.05 * 1)
+        (0.0, 7.5, 1.0, {8}),  # a checkpoint is on storage before the next one begins
+        (0.0, 4.0, 1.25, {20, 21, 22}),  # 4 steps of each interval lose 1 s: 20 are needed
+    ],
+)
+def test_auto(stall_s: float, persist_s: float, slow: float, intervals: set[int]) -> None:
+    """By the stall, by storage, and by steps that are slower than the budget allows: then the
+    interval grows, by 2 each time."""
+    training = _training(step_s=1.0, stall_s=stall_s, persist_s=persist_s)
+    training.slow = slow
+    training.run(60 if slow == 1 else 400)
+    assert training.schedule.interval in intervals
     assert training.saved[0] == 5  # five steps measured before it
-    assert {b - a for a, b in zip(training.saved, training.saved[1:], strict=False)} == {10}
-
-
-def test_auto_by_storage() -> None:
-    """A checkpoint is on storage before the next one begins."""
-    training = _training(step_s=1.0, stall_s=0.0, persist_s=7.5)
-    training.run(60)
-    assert training.schedule.interval == 8
+    gaps = {b - a for a, b in zip(training.saved, training.saved[1:], strict=False)}
     assert len(training.saved) > 4
-
-
-def test_auto_backs_off() -> None:
-    """While steps are slower than the budget allows the interval grows, by 2 each time."""
-    training = _training(step_s=1.0, stall_s=0.0, persist_s=4.0)
-    training.slow = 1.25  # 4 steps of each interval: 1 s lost, so 20 steps are needed
-    training.run(400)
-    assert training.schedule.interval in (20, 21, 22)
+    assert slow > 1 or gaps == intervals
 
 
 def test_auto_tries_again() -> None:
@@ -111,17 +102,12 @@ def test_auto_tries_again() -> None:
     assert training.schedule.interval == 10
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: Every(0),
-        lambda: Every("5"),
-        lambda: Auto(0),
-        lambda: Auto(1.5),
-        lambda: Auto(0.1, warmup_steps=1),
-    ],
-)
-def test_nonsense(make) -> None:
+def test_nonsense() -> None:
     """Invalid values are refused."""
-    with pytest.raises(OptionError):
-        make()
+    for schedule, options in (
+        *((Every, {"steps": steps}) for steps in (0, "5")),
+        *((Auto, {"budget": share}) for share in (0, 1.5)),
+        (Auto, {"budget": 0.1, "warmup_steps": 1}),
+    ):
+        with pytest.raises(OptionError):
+            schedule(**options)

@@ -12,8 +12,11 @@ import pytest
 from iobench import linux
 from iobench.checkpoint import staged
 from iobench.checkpoint.manifest import MANIFEST
+from iobench.checkpoint.object_store import StagedObjects
 from iobench.checkpoint.staged import STAGING_SUFFIX, StagedCheckpoint
 from iobench.errors import TargetError, TransferError
+from iobench.writers.s3 import S3Writer
+from iobench.writers.s3_store.objects import S3Objects
 
 
 def _broken(*_: object) -> None:
@@ -106,28 +109,12 @@ def test_replaces_on_request(exchange: bool, tmp_path: Path, monkeypatch) -> Non
     assert {p.name for p in final.iterdir()} == {"new", MANIFEST}
 
 
-@pytest.mark.parametrize("exchange", [True, False])
-def test_replacing_that_is_not_durable_is_taken_back(
-    exchange: bool, tmp_path: Path, monkeypatch
-) -> None:
-    """When the parent cannot be synced, the old one has its name again."""
-    if not exchange:
+@pytest.mark.parametrize("how", ["exchanged", "renamed", "interrupted"])
+def test_replacing_is_taken_back(how: str, tmp_path: Path, monkeypatch) -> None:
+    """When the parent cannot be synced, or after Ctrl-C between two renames, the old one has its
+    name again."""
+    if how != "exchanged":
         monkeypatch.setattr(linux, "exchange_names", _cannot_exchange)
-    final = tmp_path / "final"
-    _checkpoint(final, lambda directory: (directory / "old").touch())
-    _sync_broken_in(tmp_path, monkeypatch)
-    with (
-        pytest.raises(TransferError, match="committing"),
-        StagedCheckpoint(final, replace=True) as checkpoint,
-    ):
-        checkpoint.publish([b"{}"])
-    assert [p.name for p in tmp_path.iterdir()] == ["final"]
-    assert {p.name for p in final.iterdir()} == {"old", MANIFEST}
-
-
-def test_interrupted_while_it_replaces(tmp_path: Path, monkeypatch) -> None:
-    """Ctrl-C between two renames gives the old one its name back."""
-    monkeypatch.setattr(linux, "exchange_names", _cannot_exchange)
     final = tmp_path / "final"
     _checkpoint(final, lambda directory: (directory / "old").touch())
     checkpoint, rename = StagedCheckpoint(final, replace=True), Path.rename
@@ -137,8 +124,12 @@ def test_interrupted_while_it_replaces(tmp_path: Path, monkeypatch) -> None:
             raise KeyboardInterrupt
         return rename(path, target)
 
-    monkeypatch.setattr(Path, "rename", interrupted)
-    with pytest.raises(KeyboardInterrupt), checkpoint:
+    if how == "interrupted":
+        monkeypatch.setattr(Path, "rename", interrupted)
+    else:
+        _sync_broken_in(tmp_path, monkeypatch)
+    error = KeyboardInterrupt if how == "interrupted" else TransferError
+    with pytest.raises(error), checkpoint:
         checkpoint.publish([b"{}"])
     assert [p.name for p in tmp_path.iterdir()] == ["final"]
     assert {p.name for p in final.iterdir()} == {"old", MANIFEST}
@@ -165,62 +156,29 @@ def test_no_directory_to_stage_in(tmp_path: Path) -> None:
     assert caught.value.errno == errno.ENOENT
 
 
-@pytest.mark.parametrize(
-    ("owner", "name"), [(os, "fsync"), (Path, "rename")], ids=["fsync", "rename"]
-)
-def test_failed_commit_leaves_nothing(
-    owner: object, name: str, tmp_path: Path, monkeypatch
-) -> None:
-    """When the kernel fails a sync or the rename, nothing is visible and the errno is kept."""
-
-    def fill(directory: Path) -> None:
-        (directory / "file").write_bytes(b"whole")
-        monkeypatch.setattr(owner, name, _broken)
-
-    with pytest.raises(TransferError, match="committing") as caught:
-        _checkpoint(tmp_path / "final", fill)
-    assert caught.value.errno == errno.EIO
-    assert caught.value.filename == str(tmp_path / "final")
-    assert not list(tmp_path.iterdir())
+_FAILING = {"fsync": (os, "fsync"), "rename": (Path, "rename"), "listing": (os, "scandir")}
 
 
-def test_failed_sync_of_the_name_takes_it_back(tmp_path: Path, monkeypatch) -> None:
-    """When the parent cannot be synced after the rename, the name is taken back."""
-    _sync_broken_in(tmp_path, monkeypatch)
-    with (
-        pytest.raises(TransferError, match="committing"),
-        StagedCheckpoint(tmp_path / "final") as checkpoint,
-    ):
-        checkpoint.publish([b"{}"])
-    assert not list(tmp_path.iterdir())
-
-
-def test_failed_sync_of_a_nested_directory(tmp_path: Path, monkeypatch) -> None:
-    """A nested directory that cannot be synced stops the commit before the rename."""
+@pytest.mark.parametrize("fails", [*_FAILING, "sync of a directory in it", "sync of its name"])
+def test_failed_commit_leaves_nothing(fails: str, tmp_path: Path, monkeypatch) -> None:
+    """Whichever call the kernel fails, nothing is visible and the errno is kept. A name that is not
+    durable is taken back."""
 
     def fill(directory: Path) -> None:
         (directory / "nested").mkdir()
-        _sync_broken_in(directory / "nested", monkeypatch)
+        (directory / "nested" / "file").write_bytes(b"whole")
+        if fails in _FAILING:
+            monkeypatch.setattr(*_FAILING[fails], _broken)
+        else:
+            in_it = "in it" in fails
+            _sync_broken_in(directory / "nested" if in_it else tmp_path, monkeypatch)
 
-    with pytest.raises(TransferError, match="committing"):
+    with pytest.raises(TransferError, match="committing") as caught:
         _checkpoint(tmp_path / "final", fill)
-    assert not list(tmp_path.iterdir())
-
-
-def test_directory_that_cannot_be_listed(tmp_path: Path, monkeypatch) -> None:
-    """What was not synced is not published."""
-
-    def fill(directory: Path) -> None:
-        (directory / "file").write_bytes(b"whole")
-        patch.setattr(os, "scandir", _broken)
-
-    with (
-        pytest.raises(TransferError, match="committing") as caught,
-        monkeypatch.context() as patch,
-    ):
-        _checkpoint(tmp_path / "final", fill)
-    assert caught.value.errno == errno.EIO
+    monkeypatch.undo()
+    assert (caught.value.errno, caught.value.filename) == (errno.EIO, str(tmp_path / "final"))
     assert not (tmp_path / "final").exists()
+    assert fails == "listing" or not list(tmp_path.iterdir())  # it cannot be removed either
 
 
 def test_staging_is_hidden_and_apart(tmp_path: Path) -> None:
@@ -231,3 +189,25 @@ def test_staging_is_hidden_and_apart(tmp_path: Path) -> None:
         for one in (first, second):
             assert one.directory.name.startswith(".final.")
             assert one.directory.name.endswith(STAGING_SUFFIX)
+
+
+def test_objects_that_cannot_be_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a bucket: the removal's error is raised, or is a note on the error of the block."""
+
+    def refuse(*_: object) -> None:
+        raise TransferError(5, "SlowDown", "s3://bucket/step-1")
+
+    monkeypatch.setattr(S3Objects, "keys", lambda _: [])
+    monkeypatch.setattr(S3Objects, "delete", refuse)
+    with (
+        pytest.raises(TransferError, match="SlowDown"),
+        StagedObjects("s3://bucket/step-1", S3Writer()),
+    ):
+        pass
+    with (
+        pytest.raises(KeyError) as caught,
+        StagedObjects("s3://bucket/step-1", S3Writer()),
+    ):
+        raise KeyError("a save that fails")
+    (note,) = caught.value.__notes__
+    assert "s3://bucket/step-1: what was written could not be removed" in note

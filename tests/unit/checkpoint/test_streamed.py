@@ -354,16 +354,6 @@ def test_written_a_second_time() -> None:
         streamed.image(FileImage.of("f", [rest])).gather(0, 10, room)
 
 
-def test_refused(runs: Path) -> None:
-    """With on_full="raise"; nothing is written then."""
-    state = _state()
-    size = _size(state, runs)
-    with Checkpointer(runs, writer="buffered", budget=size // 2, on_full="raise") as ckpt:
-        with pytest.raises(StateError, match=r"2 slots need .* the budget is"):
-            ckpt.save_async(state, 1)
-        assert ckpt.steps() == []
-
-
 def test_only_the_budget_is_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pages are made of pinned memory: the beginning of a slot takes none."""
     pinned = FakeCuda(monkeypatch).registered

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import inspect
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ import pytest
 import torch
 
 import iobench
-from iobench.errors import OptionError
 
 
 class Logged(iobench.Checkpointer):
@@ -50,23 +48,3 @@ def test_a_subclass(tmp_path: Path) -> None:
             ckpt.save({"w": torch.ones(2)}, step)
         assert (ckpt.log, ckpt.steps()) == ([1, 2], [2])
         assert type(ckpt) is Logged
-
-
-def test_one_class() -> None:
-    """A Checkpointer is composed: ranks, tiers and offload are parts, and no class of their own."""
-    for path in (Path(iobench.__file__).parent).rglob("*.py"):
-        bases = [
-            ast.unparse(base)
-            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-            if isinstance(node, ast.ClassDef)
-            for base in node.bases
-        ]
-        assert not [base for base in bases if base.split(".")[-1].endswith("Checkpointer")], path
-
-
-def test_slots_and_memory_tiers(tmp_path: Path) -> None:
-    """The sizes of the tiers decide; only slots that were given are refused."""
-    tiers = [iobench.Memory("8MiB")]
-    with pytest.raises(OptionError, match="slots: the sizes of the Memory tiers decide"):
-        iobench.Checkpointer(tmp_path, slots=2, tiers=tiers)
-    iobench.Checkpointer(tmp_path, tiers=tiers).close()

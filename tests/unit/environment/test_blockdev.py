@@ -124,28 +124,19 @@ def test_anonymous_devices_have_none(sysfs: Sysfs) -> None:
 
 
 def test_counters_are_in_bytes_and_subtract() -> None:
-    """The kernel's 512-byte sectors become bytes. A difference is what was moved in between."""
-    before = parse_stat(STAT)
-    after = parse_stat("12 1 96 5 25 2 1184 6 0 1007 11 3 0 24 1 5 2")
+    """The kernel's 512-byte sectors become bytes. A difference is what was moved in between. Old
+    kernels count no discards and flushes; an empty or foreign file is not read as zeros."""
+    before, after = parse_stat(STAT), parse_stat("12 1 96 5 25 2 1184 6 0 1007 11 3 0 24 1 5 2")
+    old = parse_stat("1 2 3 4 5 6 7 8 9 10 11")
     assert before is not None
     assert after is not None
+    assert old is not None
     assert (before.read_bytes, before.write_bytes) == (80 * 512, 160 * 512)
     spent = after - before
     assert (spent.read_bytes, spent.write_bytes) == (16 * 512, 1024 * 512)
     assert (before.flushes, spent.flushes) == (4, 1)
-
-
-@pytest.mark.parametrize("text", ["", "1 2 3", "a b c d e f g h i j k"])
-def test_what_is_no_statistics_file_gives_none(text: str) -> None:
-    """An empty or foreign file is not read as zeros."""
-    assert parse_stat(text) is None
-
-
-def test_old_kernels_without_discards_and_flushes() -> None:
-    """Eleven fields are enough."""
-    found = parse_stat("1 2 3 4 5 6 7 8 9 10 11")
-    assert found is not None
-    assert (found.read_bytes, found.write_bytes, found.flushes) == (3 * 512, 7 * 512, 0)
+    assert (old.read_bytes, old.write_bytes, old.flushes) == (3 * 512, 7 * 512, 0)
+    assert [parse_stat(text) for text in ("", "1 2 3", "a b c d e f g h i j k")] == [None] * 3
 
 
 def test_flushes_of_a_partition_are_those_of_its_disk(

@@ -42,138 +42,112 @@ flags : fpu {flags}
 """
 
 
-def test_cpuinfo_counts_physical_cores() -> None:
-    """Two sockets of two cores with two threads each are four cores."""
+def test_cpuinfo() -> None:
+    """Two sockets of two cores with two threads each are four cores. Without the name of a model
+    (Arm), implementer and part replace it; the unknown topology is None."""
     cpus = [(s, c) for s in (0, 1) for c in (0, 1) for _ in "ht"]
     text = "\n".join(CPU.format(n=n, socket=s, core=c, flags="") for n, (s, c) in enumerate(cpus))
-    assert parse_cpuinfo(text) == {
-        "model": "Some CPU @ 2.00GHz",
-        "physical_cores": 4,
-        "virtual": False,
-    }
-
-
-def test_cpuinfo_of_arm_has_no_model_name() -> None:
-    """Implementer and part replace the name; the unknown topology is None."""
+    intel = {"model": "Some CPU @ 2.00GHz", "physical_cores": 4, "virtual": False}
+    assert parse_cpuinfo(text) == intel
     found = parse_cpuinfo("processor : 0\nCPU implementer : 0x41\nCPU part : 0xd0c\n")
     assert (found["model"], found["physical_cores"]) == ("arm 0x41 part 0xd0c", None)
 
 
-@pytest.mark.parametrize(("text", "count"), [("0", 1), ("0-3", 4), ("0-3,8", 5), (None, None)])
-def test_ranges_are_counted(text: str | None, count: int | None) -> None:
-    """The kernel's lists of ranges are counted; a missing list is unknown."""
-    assert count_ranges(text) == count
-
-
-def test_meminfo_is_in_bytes() -> None:
-    """Kilobytes become bytes; huge pages are a count and stay one."""
+def test_small_files(tmp_path: Path) -> None:
+    """The kernel's lists of ranges are counted. Kilobytes become bytes; huge pages are a count and
+    stay one. A missing value of a kernel file is None, not an error."""
+    assert [count_ranges(text) for text in ("0", "0-3", "0-3,8", None)] == [1, 4, 5, None]
     text = "MemTotal:  24 kB\nHugePages_Total:   3\nbroken\n"
     assert parse_meminfo(text) == {"MemTotal": 24 * 1024, "HugePages_Total": 3}
-
-
-def test_small_files_that_are_missing_or_no_number(tmp_path: Path) -> None:
-    """A missing value of a kernel file is None, not an error."""
     (tmp_path / "word").write_text("max\n")
     assert read_text(tmp_path / "no") is None
     assert read_int(tmp_path / "word") is None
     assert read_text(tmp_path) is None
 
 
+def _group(path: Path, **values: object) -> None:
+    """Write files of a control group: `memory_max=7` is 7 in memory.max."""
+    path.mkdir(parents=True, exist_ok=True)
+    for name, value in values.items():
+        (path / name.replace("_", ".", 1)).write_text(f"{value}\n")
+
+
+def _proc(root: Path, cgroup: str, mounts: str) -> None:
+    """Write the files of /proc that name the control groups of this process."""
+    (root / "self").mkdir()
+    (root / "self/cgroup").write_text(cgroup)
+    (root / "self/mountinfo").write_text(mounts)
+    (root / "meminfo").write_text("MemAvailable: 9000 kB\n")
+
+
 def test_tightest_limit_of_nested_control_groups(tmp_path: Path) -> None:
     """The outer group's memory limit and the inner group's CPU limit both apply."""
-    inner = tmp_path / "cg/outer/inner"
-    inner.mkdir(parents=True)
-    (inner / "memory.max").write_text("2000\n")
-    (inner / "cpu.max").write_text("150000 100000\n")
-    (inner.parent / "memory.max").write_text("1000\n")
-    (inner.parent / "cpu.max").write_text("max 100000\n")
-    (tmp_path / "self").mkdir()
-    (tmp_path / "self/cgroup").write_text("0::/outer/inner\n")
-    mounts = parse_mountinfo(f"1 0 0:1 / {tmp_path}/cg rw - cgroup2 cgroup2 rw\n")
-    assert describe_cgroup(mounts, tmp_path) == {"memory_limit_bytes": 1000, "cpu_limit": 1.5}
+    _group(tmp_path / "cg/outer/inner", memory_max=2000, cpu_max="150000 100000")
+    _group(tmp_path / "cg/outer", memory_max=1000, cpu_max="max 100000")
+    text = f"1 0 0:1 / {tmp_path}/cg rw - cgroup2 cgroup2 rw\n"
+    _proc(tmp_path, "0::/outer/inner\n", text)
+    limits = {"memory_limit_bytes": 1000, "cpu_limit": 1.5}
+    assert describe_cgroup(parse_mountinfo(text), tmp_path) == limits
+
+
+_NO_LIMIT = 9223372036854771712
 
 
 def test_version_1_control_groups_without_a_limit(tmp_path: Path) -> None:
     """Version 1 is found by its controller; its huge number means no limit."""
-    group = tmp_path / "cg/memory/job"
-    group.mkdir(parents=True)
-    (group / "memory.limit_in_bytes").write_text("9223372036854771712\n")
-    (tmp_path / "self").mkdir()
+    _group(tmp_path / "cg/memory/job", memory_limit_in_bytes=_NO_LIMIT)
     text = "4:memory:/job\n1:cpu,cpuacct:/\n0::/\n"
-    (tmp_path / "self/cgroup").write_text(text)
-    mounts = parse_mountinfo(
+    mounted = (
         f"1 0 0:1 / {tmp_path}/cg/unified rw - cgroup2 cgroup2 rw\n"
         f"2 0 0:2 / {tmp_path}/cg/memory rw - cgroup cgroup rw,memory\n"
     )
-    top = tmp_path / "cg/memory"
+    _proc(tmp_path, text, mounted)
+    mounts, top = parse_mountinfo(mounted), tmp_path / "cg/memory"
     assert cgroup_directories(text, mounts, "memory") == [top / "job", top]
     assert describe_cgroup(mounts, tmp_path) == {"memory_limit_bytes": None, "cpu_limit": None}
 
 
 def test_memory_that_control_groups_leave(tmp_path: Path) -> None:
     """Version 2: the smallest value counts. File cache is available, memory of tmpfs is not."""
-    inner = tmp_path / "cg/outer/inner"
-    inner.mkdir(parents=True)
-    (tmp_path / "self").mkdir()
-    (tmp_path / "self/cgroup").write_text("0::/outer/inner\n")
-    (tmp_path / "self/mountinfo").write_text(f"1 0 0:1 / {tmp_path}/cg rw - cgroup2 cgroup2 rw\n")
-    (tmp_path / "meminfo").write_text("MemAvailable: 9000 kB\n")
-    assert available_bytes(tmp_path) == 9000 << 10
-    (inner / "memory.max").write_text("max\n")
-    assert available_bytes(tmp_path) == 9000 << 10
-    (inner.parent / "memory.max").write_text("5000\n")
-    assert available_bytes(tmp_path) == 5000
-    (inner.parent / "memory.current").write_text("3000\n")
-    (inner.parent / "memory.stat").write_text(
-        "anon 1000\nfile 1700\nshmem 1000\ninactive_file 500\nactive_file 200\n"
-    )
-    assert available_bytes(tmp_path) == 2700
-    (inner / "memory.max").write_text("100\n")
-    (inner / "memory.current").write_text("200\n")
-    assert available_bytes(tmp_path) == 0
+    inner, outer = tmp_path / "cg/outer/inner", tmp_path / "cg/outer"
+    mounted = f"1 0 0:1 / {tmp_path}/cg rw - cgroup2 cgroup2 rw\n"
+    _proc(tmp_path, "0::/outer/inner\n", mounted)
+    stat = "anon 1000\nfile 1700\nshmem 1000\ninactive_file 500\nactive_file 200"
+    for group, values, left in (
+        (inner, {}, 9000 << 10),
+        (inner, {"memory_max": "max"}, 9000 << 10),
+        (outer, {"memory_max": 5000}, 5000),
+        (outer, {"memory_current": 3000, "memory_stat": stat}, 2700),
+        (inner, {"memory_max": 100, "memory_current": 200}, 0),
+    ):
+        _group(group, **values)
+        assert available_bytes(tmp_path) == left
 
 
 def test_memory_that_version_1_control_groups_leave(tmp_path: Path) -> None:
     """The sums over all groups below count; the huge number means no limit."""
-    group = tmp_path / "cg/job"
-    group.mkdir(parents=True)
-    (tmp_path / "self").mkdir()
-    (tmp_path / "self/cgroup").write_text("4:memory:/job\n0::/\n")
-    (tmp_path / "self/mountinfo").write_text(
-        f"2 0 0:2 / {tmp_path}/cg rw - cgroup cgroup rw,memory\n"
-    )
-    (tmp_path / "meminfo").write_text("MemAvailable: 9000 kB\n")
-    (group / "memory.limit_in_bytes").write_text("9223372036854771712\n")
-    (group / "memory.usage_in_bytes").write_text("3000\n")
+    mounted = f"2 0 0:2 / {tmp_path}/cg rw - cgroup cgroup rw,memory\n"
+    _proc(tmp_path, "4:memory:/job\n0::/\n", mounted)
+    _group(tmp_path / "cg/job", memory_limit_in_bytes=_NO_LIMIT, memory_usage_in_bytes=3000)
     assert available_bytes(tmp_path) == 9000 << 10
-    (group / "memory.limit_in_bytes").write_text("5000\n")
-    (group / "memory.stat").write_text(
-        "inactive_file 1\nactive_file 1\ntotal_inactive_file 400\ntotal_active_file 100\n"
-    )
+    stat = "inactive_file 1\nactive_file 1\ntotal_inactive_file 400\ntotal_active_file 100"
+    _group(tmp_path / "cg/job", memory_limit_in_bytes=5000, memory_stat=stat)
     assert available_bytes(tmp_path) == 2500
 
 
-def test_nvidia_smi_lines() -> None:
-    """Name, memory, driver and address are read; memory that is not a number is unknown."""
-    text = (
+def test_texts_of_nvidia() -> None:
+    """Name, memory, driver and address are read; memory that is not a number is unknown. Without
+    nvidia-smi the driver's own files have the name of the GPU and the version."""
+    first, second = parse_nvidia_smi(
         "NVIDIA H100 80GB HBM3, 81559, 550.54.15, 00000000:0F:00.0\n"
         "NVIDIA GB10, [N/A], 580.1, 0000000F:01:00.0\nnoise\n"
     )
-    first, second = parse_nvidia_smi(text)
-    assert first == {
-        "name": "NVIDIA H100 80GB HBM3",
-        "memory_bytes": 81559 * MIB,
-        "driver": "550.54.15",
-        "pci": "00000000:0f:00.0",
-    }
+    assert (first["name"], first["memory_bytes"]) == ("NVIDIA H100 80GB HBM3", 81559 * MIB)
+    assert (first["driver"], first["pci"]) == ("550.54.15", "00000000:0f:00.0")
     assert second["memory_bytes"] is None
-
-
-def test_gpus_without_nvidia_smi() -> None:
-    """The driver's own files have the name of the GPU and the version."""
     text = "Model: \t\t NVIDIA H100\nIRQ:   \t 1\nBus Location: \t 0000:0F:00.0\n"
-    assert parse_gpu_information(text)["name"] == "NVIDIA H100"
-    assert parse_gpu_information(text)["pci"] == "0000:0f:00.0"
+    found = parse_gpu_information(text)
+    assert (found["name"], found["pci"]) == ("NVIDIA H100", "0000:0f:00.0")
     version = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.15  Release Build"
     assert parse_driver_version(version) == "570.86.15"
     assert parse_driver_version("") is None
@@ -368,36 +342,23 @@ def test_fingerprint_ignores_what_changes_between_runs() -> None:
     assert fingerprint(machine, storage) == fingerprint(MACHINE, STORAGE)
 
 
-@pytest.mark.parametrize(
-    ("part", "name", "value"),
-    [
+def test_fingerprints_differ() -> None:
+    """Every fact that makes figures incomparable changes it: of the machine, another model of disk
+    in it, and a bucket name at another endpoint or another prefix."""
+    prints = [fingerprint(MACHINE), fingerprint(MACHINE, STORAGE)]
+    for part, name, value in (
         ("cpu", "model", "D"),
         ("cpu", "usable_cpus", 4),
         ("cgroup", "memory_limit_bytes", 2**33),
         ("memory", "total_bytes", 2**35),
-    ],
-)
-def test_fingerprints_of_machines_differ(part: str, name: str, value: object) -> None:
-    """Every fact that makes figures incomparable changes it."""
-    other = copy.deepcopy(MACHINE)
-    other[part][name] = value
-    assert fingerprint(other) != fingerprint(MACHINE)
-
-
-def test_fingerprints_of_devices_differ() -> None:
-    """Another model of disk in the same machine changes it."""
-    other = copy.deepcopy(STORAGE)
-    other["device"]["model"] = "N"
-    prints = {fingerprint(MACHINE), fingerprint(MACHINE, STORAGE), fingerprint(MACHINE, other)}
-    assert len(prints) == 3
-
-
-def test_fingerprints_of_object_stores_differ() -> None:
-    """The same bucket name at another endpoint is another storage; so is another prefix."""
+    ):
+        prints.append(fingerprint(MACHINE | {part: MACHINE[part] | {name: value}}))
+    disk = {"device": STORAGE["device"] | {"model": "N"}}
     store = {"kind": "object store", "fs_type": "s3", "device": None}
     places = [("http://a", "s3://b"), ("http://c", "s3://b"), ("http://a", "s3://b/d")]
-    prints = [fingerprint(MACHINE, store | {"endpoint": e, "path": p}) for e, p in places]
-    assert len({fingerprint(MACHINE), *prints}) == 4
+    storages = [STORAGE | disk, *(store | {"endpoint": e, "path": p} for e, p in places)]
+    prints += [fingerprint(MACHINE, storage) for storage in storages]
+    assert len({*prints}) == len(prints) == 10
 
 
 @pytest.mark.parametrize(

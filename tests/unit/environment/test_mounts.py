@@ -27,11 +27,6 @@ def at(path: str) -> str | None:
     return None if mount is None else f"{mount.mount_id}"
 
 
-def test_octal_escapes_are_undone() -> None:
-    """A space and a backslash in a mount point are decoded."""
-    assert at("/mnt/with blank\\slash/file") == "30"
-
-
 @pytest.mark.parametrize(
     ("path", "mount_id"),
     [
@@ -41,37 +36,26 @@ def test_octal_escapes_are_undone() -> None:
         ("/mnt/nvme/a/b", "31"),
         ("/mnt/nvme2/a", "22"),
         ("/pool", "34"),
+        ("/mnt/with blank\\slash/file", "30"),  # octal escapes are undone
+        ("/mnt/nvme/hidden/x", "33"),  # the later of two mounts at one place hides the earlier one
     ],
 )
 def test_longest_mount_point_by_whole_components(path: str, mount_id: str) -> None:
-    """`/mnt/nvme2` is not on the mount at `/mnt/nvme`."""
+    """`/mnt/nvme2` is not on the mount at `/mnt/nvme`. A mount id from the kernel counts, even if
+    the path suggests another mount."""
     assert at(path) == mount_id
-
-
-def test_the_last_of_two_mounts_at_one_place_covers_the_first() -> None:
-    """The later mount hides the earlier one."""
-    assert at("/mnt/nvme/hidden/x") == "33"
-
-
-def test_the_kernels_own_word_wins_over_the_path() -> None:
-    """A mount id from the kernel counts, even if the path suggests another mount."""
-    mount = find_mount(parse_mountinfo(TABLE), "/mnt/nvme/hidden/x", mount_id=31)
+    mount = find_mount(parse_mountinfo(TABLE), path, mount_id=31)
     assert mount is not None
     assert mount.fs_type == "xfs"
 
 
-def test_optional_fields_and_empty_sources_do_not_shift_columns() -> None:
-    """Any number of tags before the dash, and an empty source, are parsed correctly."""
-    mounts = {mount.mount_point: mount for mount in parse_mountinfo(TABLE)}
-    assert mounts["/mnt/nvme"].source == "/dev/nvme0n1p2"
-    assert mounts["/mnt/nvme"].device == "259:2"
-    assert mounts["/strange"].source == ""
-    assert mounts["/strange"].super_options == ("rw",)
-
-
-def test_options_of_mount_and_file_system_are_merged() -> None:
-    """Each option is listed once. A read-only mount of a writable file system is read-only."""
+def test_fields_of_mounts() -> None:
+    """Any number of tags before the dash, and an empty source, are parsed correctly. Each option of
+    mount and file system is listed once; a read-only mount of a writable file system is
+    read-only."""
     mounts = {mount.mount_id: mount for mount in parse_mountinfo(TABLE)}
+    assert (mounts[31].source, mounts[31].device) == ("/dev/nvme0n1p2", "259:2")
+    assert (mounts[38].source, mounts[38].super_options) == ("", ("rw",))
     assert mounts[31].all_options == ["rw", "noatime", "attr2", "inode64"]
     assert mounts[33].all_options == ["ro"]
 

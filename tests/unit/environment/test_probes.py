@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -41,37 +42,34 @@ def _no_watching(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probes, "_WATCH_S", 0.0)
 
 
-@pytest.mark.parametrize(("written", "ok"), [(0, True), (2**20, True), (2**20 + 512, False)])
+@pytest.mark.parametrize(
+    ("written", "ok"), [(0, True), (2**20, True), (2**20 + 512, False), (None, True)]
+)
 def test_a_device_that_others_use_is_reported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: int, ok: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: int | None, ok: bool
 ) -> None:
-    """More than 1 MiB/s of other I/O is a warning with a remedy."""
-    readings = iter([device(0), device(written)])
-    monitor = SimpleNamespace(read=readings.__next__)
+    """More than 1 MiB/s of other I/O is a warning with a remedy. On tmpfs and network file systems
+    the I/O of others is unknown."""
+    counts = [
+        None if written is None else DeviceCounters(read_bytes=0, write_bytes=size)
+        for size in (0, written)
+    ]
+    monitor = SimpleNamespace(read=iter(counts).__next__)
     monkeypatch.setattr(probes, "DeviceMonitor", lambda _: monitor)
     monkeypatch.setattr(time, "perf_counter", iter([10.0, 11.0]).__next__)
     probe = probes._run("other I/O", probes._other_io, tmp_path)
     assert (probe.ok, probe.needed) == (ok, False)
     assert bool(probe.remedy) is not ok
-
-
-def test_no_device_is_no_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On tmpfs and network file systems the I/O of others is unknown."""
-    monkeypatch.setattr(probes, "DeviceMonitor", lambda _: SimpleNamespace(read=lambda: None))
-    assert (
-        probes._run("other I/O", probes._other_io, tmp_path).detail
-        == "no block device of this machine: not checked"
-    )
-
-
-def device(write_bytes: int) -> DeviceCounters:
-    return DeviceCounters(read_bytes=0, write_bytes=write_bytes)
+    assert ("no block device of this machine" in probe.detail) is (written is None)
 
 
 def test_nothing_is_left_behind(tmp_path: Path) -> None:
-    """After all probes the directory is empty again."""
-    found = probe_directory(tmp_path)
-    assert len({probe.name for probe in found}) == len(found) == 12
+    """After all probes the directory is empty again. fsync of files, rename over a file and rename
+    of a directory work everywhere."""
+    found = {probe.name: probe for probe in probe_directory(tmp_path)}
+    assert len(found) == 12
+    assert found["fsync"].ok
+    assert found["rename"].ok
     assert list(tmp_path.iterdir()) == []
 
 
@@ -89,84 +87,52 @@ def test_nothing_is_left_behind_on_an_interrupt(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_plain_things_work_on_every_file_system(tmp_path: Path) -> None:
-    """fsync of files, rename over a file and rename of a directory work in the temporary
-    directory."""
-    by_name = {probe.name: probe.ok for probe in probe_directory(tmp_path)}
-    assert by_name["fsync"]
-    assert by_name["rename"]
+_REFUSED = refuse(errno.EOPNOTSUPP)
 
 
 @pytest.mark.parametrize(
-    ("name", "function"), [("fallocate", "fallocate"), ("cachestat", "cachestat_resident_bytes")]
-)
-def test_a_refusal_is_named_and_has_a_way_round(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, function: str
-) -> None:
-    """EOPNOTSUPP is shown by its name, with the alternative, and is not a failure."""
-    monkeypatch.setattr(probes, function, refuse(errno.EOPNOTSUPP))
-    probe = one(tmp_path, name)
-    assert (probe.ok, probe.needed) == (False, False)
-    assert "EOPNOTSUPP" in probe.detail
-    assert probe.remedy
-
-
-@pytest.mark.parametrize(
-    ("kernel", "number", "word"),
+    ("name", "changed", "says"),
     [
-        ((6, 1), errno.EOPNOTSUPP, "needs Linux 6.14"),
-        ((6, 14), errno.EOPNOTSUPP, "this file system does not implement it"),
+        ("fallocate", {"fallocate": _REFUSED}, "EOPNOTSUPP"),
+        ("cachestat", {"cachestat_resident_bytes": _REFUSED}, "EOPNOTSUPP"),
+        ("cachestat", {"cachestat_resident_bytes": lambda _: 0}, "cannot be proved"),
+        (
+            "RWF_DONTCACHE",
+            {"kernel_version": lambda: (6, 1), "os.pwritev": _REFUSED},
+            "needs Linux 6.14",
+        ),
+        (
+            "RWF_DONTCACHE",
+            {"kernel_version": lambda: (6, 14), "os.pwritev": _REFUSED},
+            "this file system does not implement it",
+        ),
+        # If eviction has no effect, cold reads are impossible.
+        ("eviction", {"resident_bytes": lambda _: (4096, "mincore")}, r"4\.00 KiB .*mincore"),
+        # A file system that accepts O_DIRECT and fills the page cache; alignments of zero.
+        (
+            "O_DIRECT",
+            {"dio_alignment": lambda _: None, "resident_bytes": lambda _: (65536, "cachestat")},
+            "page cache",
+        ),
+        (
+            "O_DIRECT",
+            {"dio_alignment": lambda _: DioAlignment(memory=0, offset=0)},
+            "admits no direct I/O",
+        ),
     ],
 )
-def test_why_dontcache_is_refused(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    kernel: tuple[int, int],
-    number: int,
-    word: str,
+def test_what_does_not_work_is_named_and_has_a_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, changed: dict[str, Any], says: str
 ) -> None:
-    """An old kernel and a file system without it have different messages."""
-    monkeypatch.setattr(probes, "kernel_version", lambda: kernel)
-    monkeypatch.setattr(os, "pwritev", refuse(number))
-    assert word in one(tmp_path, "RWF_DONTCACHE").detail
-
-
-def test_pages_that_stay_are_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If eviction has no effect, cold reads are impossible, and the message says so."""
-    monkeypatch.setattr(probes, "resident_bytes", lambda _: (4096, "mincore"))
-    probe = one(tmp_path, "eviction")
-    assert (probe.ok, probe.needed) == (False, True)
-    assert "4.00 KiB" in probe.detail
-    assert "mincore" in probe.detail
-
-
-def test_a_file_system_that_caches_elsewhere(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A counter that sees nothing of the written bytes cannot prove a cold read."""
-    monkeypatch.setattr(probes, "cachestat_resident_bytes", lambda _: 0)
-    probe = one(tmp_path, "cachestat")
+    """Errors are shown by their names. Eviction and O_DIRECT are needed, others have an
+    alternative."""
+    for function, other in changed.items():
+        monkeypatch.setattr(f"iobench.environment.probes.{function}", other)
+    probe = one(tmp_path, name)
     assert not probe.ok
-    assert "cannot be proved" in probe.remedy
-
-
-def test_direct_io_that_is_only_an_appearance(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A file system that accepts O_DIRECT and fills the page cache is detected."""
-    monkeypatch.setattr(probes, "dio_alignment", lambda _: None)
-    monkeypatch.setattr(probes, "resident_bytes", lambda _: (65536, "cachestat"))
-    probe = one(tmp_path, "O_DIRECT")
-    assert not probe.ok
-    assert "page cache" in probe.detail
-
-
-def test_direct_io_that_statx_denies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Alignments of zero mean no direct I/O, and nothing is written."""
-    monkeypatch.setattr(probes, "dio_alignment", lambda _: DioAlignment(memory=0, offset=0))
-    probe = one(tmp_path, "O_DIRECT")
-    assert not probe.ok
-    assert "admits no direct I/O" in probe.detail
+    assert probe.needed == (name in ("eviction", "O_DIRECT"))
+    assert re.search(says, f"{probe.detail} {probe.remedy}")
+    assert probe.remedy
 
 
 def test_direct_io_refused_at_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,18 +5,13 @@ from __future__ import annotations
 import random
 import zlib
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iobench.formats import torch_file
 from iobench.formats.checked_image import CheckedImage, RunningChecksums
-from iobench.writers.registry import make
 
 _HEAD, _CRC, _TAIL = 3, 4, 5  # bytes before a part, of a checksum behind it, of the end
 
@@ -99,26 +94,3 @@ def test_nothing_is_computed_before_it_is_needed() -> None:
     assert not any(any(text) for text in file.texts.values())
     file.take(_HEAD + 100, _HEAD + 101)
     assert [any(text) for text in file.texts.values()] == [True, False]
-
-
-@pytest.mark.parametrize("name", ["buffered", "odirect", "uring", "hybrid", "aiofiles"])
-@pytest.mark.parametrize("crc", [True, False])
-def test_the_file_is_stocks(name: str, crc: bool, tmp_path: Path) -> None:
-    """Written in small blocks by several threads, twice, over an older file."""
-    writer = make(name, block_size="64KiB")
-    answer = writer.available(tmp_path)
-    if not answer.ok:
-        pytest.skip(f"{answer.reason} {answer.remedy}")
-    sizes = (300_000, 1, 64 << 10, 0, 1_000_001)
-    state = {f"t{n}": torch.randint(0, 99, (size,)) for n, size in enumerate(sizes)}
-    state["tied"] = state["t0"][5:]
-    before = torch.serialization.get_crc32_options()
-    torch.serialization.set_crc32_options(crc)
-    try:
-        torch.save(state, tmp_path / "file")
-    finally:
-        torch.serialization.set_crc32_options(before)
-    stock = (tmp_path / "file").read_bytes()
-    for _ in range(2):
-        torch_file.save(state, "file", tmp_path, writer, crc=crc)
-        assert (tmp_path / "file").read_bytes() == stock

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import random
+from collections.abc import Callable
 from unittest import mock
 
 import numpy as np
@@ -75,17 +76,22 @@ def _compare(kinds: list[tuple[torch.dtype, list[int]]], end: bytes, step: int) 
     assert slot[file.size_bytes :].tolist() == [7, 7, 7]
 
 
-def test_the_end_of_a_file_needs_no_checksum_of_its_begin() -> None:
-    """Those of other groups are computed when they are taken: no thread waits for them before."""
-    tensors = [torch.zeros(1000), torch.ones(1000)]
+def _file(tensors: list[torch.Tensor]) -> tuple[DcpFile, Callable[[], FileImage]]:
+    """The file of tensors, and what makes an image of it."""
     file = DcpFile([(tensor.dtype, tuple(tensor.shape)) for tensor in tensors])
     data = [tensor_bytes(tensor) for tensor in tensors]
     addresses = np.array([tensor.data_ptr() for tensor in tensors], dtype=np.int64)
+    return file, lambda: file.image("f", addresses, {}, tensors, data=data)
+
+
+def test_the_end_of_a_file_needs_no_checksum_of_its_begin() -> None:
+    """Those of other groups are computed when they are taken: no thread waits for them before."""
+    tensors = [torch.zeros(1000), torch.ones(1000)]
+    file, image_of = _file(tensors)
     with mock.patch.object(dcp_file, "_GROUP", 1):
-        image = file.image("f", addresses, {}, tensors, data=data)
+        groups = image_of()
     last = file.items[1]
-    one_group = file.image("f", addresses, {}, tensors, data=data)
-    for one, later in ((image, True), (one_group, False)):
+    for one, later in ((groups, True), (image_of(), False)):
         tensors[0].zero_()
         one.views(last.start, one.size_bytes)
         tensors[0].add_(1)
@@ -96,10 +102,8 @@ def test_the_end_of_a_file_needs_no_checksum_of_its_begin() -> None:
 def test_threads_take_ranges_in_any_order() -> None:
     """The checksums of a range are there when it is taken, whoever computes them."""
     tensors = [torch.full((300 * (1 + number % 3),), float(number)) for number in range(40)]
-    file = DcpFile([(tensor.dtype, tuple(tensor.shape)) for tensor in tensors])
-    data = [tensor_bytes(tensor) for tensor in tensors]
-    addresses = np.array([tensor.data_ptr() for tensor in tensors], dtype=np.int64)
-    image = file.image("f", addresses, {}, tensors, data=data)
+    file, image_of = _file(tensors)
+    image = image_of()
     starts = list(range(0, image.size_bytes, 777))
     random.Random(1).shuffle(starts)
     found: dict[int, bytes] = {}

@@ -167,6 +167,9 @@ def test_what_safetensors_cannot_hold() -> None:
         ours.image("file", {"t": torch.zeros(1, dtype=torch.complex128)})
     with pytest.raises(UsageError, match="'__metadata__' is reserved"):
         ours.image("file", {"__metadata__": torch.zeros(1)})
+    for tensor in (torch.ones(3).to_sparse(), torch.ones(3, device="meta")):
+        with pytest.raises(UsageError):
+            ours.image("file", {"w": tensor})
 
 
 @pytest.mark.parametrize("name", [1, True, None, b"a", ("a",)], ids=str)
@@ -192,3 +195,54 @@ def test_metadata_that_is_no_text(metadata: Any, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="both must be str"):
         ours.save(tensors, "ours", tmp_path, registry.make("buffered"), metadata=metadata)
     assert not (tmp_path / "ours").exists()
+
+
+_SQUARE = torch.randn(4, 6)
+_COMPLEX = torch.randn(6, dtype=torch.complex64)
+_TENSORS = [
+    _SQUARE,
+    _SQUARE.clone(),
+    _SQUARE.t().contiguous().t(),
+    _SQUARE.reshape(6, 4),
+    _SQUARE.t().reshape(4, 6),
+    _SQUARE[:, ::2],
+    torch._neg_view(_SQUARE),
+    _SQUARE.double(),
+    _SQUARE.view(torch.int32),
+    torch.nn.Parameter(_SQUARE),
+    _COMPLEX,
+    _COMPLEX.conj(),
+    torch.empty(0, 3),
+    torch.tensor(1.5),
+    _SQUARE.new_ones(1).expand(3, 2),
+]
+_FILES = st.dictionaries(
+    st.sampled_from(["a", "b", "ä", "layers.10", "layers.9"]), st.sampled_from(range(len(_TENSORS)))
+)
+
+
+def _of_library(tensors: dict[str, torch.Tensor], metadata: dict[str, str] | None) -> bytes:
+    plain = {
+        name: tensor.detach().resolve_conj().resolve_neg().contiguous().clone()
+        for name, tensor in tensors.items()
+    }
+    return safetensors.torch.save(plain, metadata)
+
+
+@given(st.lists(st.tuples(_FILES, st.sampled_from([None, {"a": "1"}, {"a": "2"}])), max_size=8))
+def test_the_bytes_of_the_library(
+    files: list[tuple[dict[str, int], dict[str, str] | None]],
+) -> None:
+    """Of any names, shapes, dtypes, strides and metadata."""
+    for numbers, metadata in files:
+        tensors = {name: _TENSORS[number] for name, number in numbers.items()}
+        assert _bytes(tensors, metadata) == _of_library(tensors, metadata)
+
+
+def test_a_tensor_that_lost_its_memory() -> None:
+    """No byte after the end of a storage is read."""
+    weight = torch.ones(100)
+    _bytes({"w": weight})
+    weight.untyped_storage().resize_(8)
+    with pytest.raises(RuntimeError, match="out of bounds"):
+        ours.image("f", {"w": weight})

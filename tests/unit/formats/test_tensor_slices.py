@@ -6,7 +6,7 @@ import random
 
 import numpy as np
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from iobench.formats.tensor_slices import CutImage, CutPart, rows_of, spans
@@ -28,7 +28,6 @@ def _slices(draw: st.DrawFn) -> tuple[torch.Tensor, tuple[slice, ...]]:
     return torch.from_numpy(data[:count]).view(dtype).reshape(shape), index
 
 
-@settings(max_examples=400)
 @given(
     st.lists(_slices(), min_size=1, max_size=4),
     st.integers(1, 200),

@@ -38,16 +38,6 @@ def test_no_bytes(tensor: torch.Tensor) -> None:
         tensor_bytes(tensor)
 
 
-@pytest.mark.parametrize("shape", [(6,), (2, 3), (), (0, 4)])
-def test_back_from_bytes(shape: tuple[int, ...]) -> None:
-    """A tensor of any shape is made on the memory given, and its bytes are that memory."""
-    memory = allocate(torch.Size(shape).numel() * 2)
-    memory[:] = 7
-    tensor = tensor_from_bytes(memory, torch.bfloat16, shape)
-    assert tensor.shape == shape
-    assert tensor_bytes(tensor).tobytes() == memory.tobytes()
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool, torch.complex64])
 @pytest.mark.parametrize("shape", [(6,), (2, 3), (), (0, 4), (1,) * 40])
 def test_several_in_one_memory(dtype: torch.dtype, shape: tuple[int, ...]) -> None:

@@ -1,4 +1,4 @@
-"""A torch file of storages on a fake device: its checksums and its bytes."""
+"""A torch file of storages on a fake device and on the host: its checksums and its bytes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _STATE = {
 
 
 def _image(device: FakeDevice, *, host: int = 0) -> Any:
-    """The image of the file with the storages on `device`, but each `host`-th one."""
+    """The image of the file with the storages on `device`, but each `host`-th one (1: all)."""
     described = torch_image.layout("stock.pt", _STATE)
     assert described is not None
     memories: dict[int, Any] = {}
@@ -37,11 +37,11 @@ def _image(device: FakeDevice, *, host: int = 0) -> Any:
         memories[start] = memory if on_host else device.upload(memory)
     image = described.image(memories)
     assert isinstance(image, CheckedImage)
-    assert image.on_device
+    assert image.on_device is (host != 1)
     return image
 
 
-@pytest.mark.parametrize("host", [0, 3])
+@pytest.mark.parametrize("host", [0, 3, 1])
 @pytest.mark.parametrize(
     ("name", "options"),
     [

@@ -26,22 +26,18 @@ def test_times_are_medians_scaled_by_rate(example: ResultFile) -> None:
     assert "times are those of 1.00 GiB, scaled to 3.00 GiB by the measured rate" in notes
 
 
-def test_the_workload_at_full_size_is_the_default(example: ResultFile) -> None:
+def test_sizes(example: ResultFile) -> None:
+    """The workload at full size is the default; what was measured whole is not called scaled, and a
+    size of nothing is not the full size."""
     found, notes = from_results(example)
     full = example.run.workload.full_bytes / example.run.workload.bytes
     assert found[0].costs.blocking_s == pytest.approx(0.5 * full)
     assert "scaled to 12.55 GiB" in notes[0]
-
-
-def test_a_size_of_nothing_is_not_the_full_size(example: ResultFile) -> None:
-    with pytest.raises(OptionError, match="a checkpoint must take time"):
-        from_results(example, size_bytes=0)
-
-
-def test_what_was_measured_whole_is_not_called_scaled(example: ResultFile) -> None:
     found, notes = from_results(example, size_bytes=example.run.workload.bytes)
     assert found[0].costs.blocking_s == 0.5
     assert not [note for note in notes if "scaled" in note]
+    with pytest.raises(OptionError, match="a checkpoint must take time"):
+        from_results(example, size_bytes=0)
 
 
 def test_blocking_time_adds_asynchronous_candidates(example: ResultFile) -> None:
@@ -59,7 +55,8 @@ def test_blocking_time_adds_asynchronous_candidates(example: ResultFile) -> None
 
 
 def test_resampled_medians_stay_among_the_samples(example: ResultFile) -> None:
-    """They reach the whole range, as 3 samples bound a median no better. They are repeatable."""
+    """They reach the whole range, as 3 samples bound a median no better. They are repeatable. One
+    sample says nothing about the spread."""
     found, _ = from_results(example, size_bytes=2**30)
     drawn = found[0].resampled
     saves, restores = ([getattr(c, n) for c in drawn] for n in ("blocking_s", "restore_s"))
@@ -67,9 +64,6 @@ def test_resampled_medians_stay_among_the_samples(example: ResultFile) -> None:
     assert (min(restores), max(restores)) == (0.32, 0.5)
     assert sum(one == 0.4 for one in saves) == pytest.approx(len(saves) / 8, rel=0.3)  # (1/2)^3
     assert drawn == from_results(example, size_bytes=2**30)[0][0].resampled
-
-
-def test_one_sample_says_nothing_about_the_spread(example: ResultFile) -> None:
     first = tuple(one for one in example.samples if one.repetition == 1)
     found, _ = from_results(replace(example, samples=first))
     assert [one.resampled for one in found] == [(), ()]
@@ -102,13 +96,19 @@ def all_valid(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measured, "judge", lambda *_: verdict)
 
 
-def test_a_writer_with_wrong_bytes_is_not_planned_for(example: ResultFile) -> None:
-    """One wrong tensor of one restore is enough: it has FAILED."""
+def test_a_writer_that_does_not_count_is_not_planned_for(example: ResultFile) -> None:
+    """One wrong tensor of one restore is enough: it has FAILED. Nor does one without restores."""
     wrong = Verified(tensors=20, bytes=1, mismatches=1)
-    result = _changed(example, "restore", verified=wrong)
-    found, notes = from_results(result)
-    assert [one.name for one in found] == ["buffered"]
-    assert "odirect is not planned for: wrong bytes: tensors differ from what was saved" in notes
+    saves = tuple(
+        one for one in example.samples if (one.writer, one.operation) != ("odirect", "restore")
+    )
+    for result, why in (
+        (_changed(example, "restore", verified=wrong), "wrong bytes: tensors differ from what was"),
+        (replace(example, samples=saves), "no save and restore of it counts"),
+    ):
+        found, notes = from_results(result)
+        assert [one.name for one in found] == ["buffered"]
+        assert any(f"odirect is not planned for: {why}" in note for note in notes)
 
 
 @pytest.mark.usefixtures("all_valid")
@@ -125,15 +125,6 @@ def test_processes_that_restore_the_same_files(example: ResultFile) -> None:
     )
     found, _ = from_results(replace(example, samples=samples), size_bytes=2**30)
     assert [one.costs.restore_s for one in found] == pytest.approx([0.4, 0.8])
-
-
-def test_a_writer_without_restores_is_not_planned_for(example: ResultFile) -> None:
-    samples = tuple(
-        one for one in example.samples if (one.writer, one.operation) != ("odirect", "restore")
-    )
-    found, notes = from_results(replace(example, samples=samples))
-    assert [one.name for one in found] == ["buffered"]
-    assert "odirect is not planned for: no save and restore of it counts" in notes
 
 
 @pytest.mark.parametrize("samples_too", [True, False], ids=["after 3 samples", "at once"])

@@ -1,4 +1,5 @@
-"""The parts of the redirect by themselves: watching imports, replacing names, counting."""
+"""The parts of the redirect by themselves: watching imports, replacing names, counting, and the
+summary."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ import importlib.util
 import json
 import os
 import pickle
+import re
 import secrets
 import signal
 import sys
@@ -15,19 +17,22 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
+from support.reentry import at_every_collection
 
 from iobench.cli.exec import _try_here
 from iobench.errors import TransferError, UnavailableError, UsageError
-from iobench.integrations.redirect.call_counts import CallCounts, Count, merged
-from iobench.integrations.redirect.launch import launch, write_report
+from iobench.integrations import replacing
+from iobench.integrations.redirect.call_counts import CallCounts, Count, Function, merged
+from iobench.integrations.redirect.launch import ExecOutcome, launch, summary, write_report
 from iobench.integrations.redirect.process import Watch
 from iobench.integrations.redirect.redirect import Redirect
 from iobench.integrations.stock_path import Unsupported
 from iobench.writers.base import Availability
 from iobench.writers.buffered import BufferedWriter
+from iobench.writers.registry import make
 from iobench.writers.transfer import Transfer
 
 
@@ -300,3 +305,43 @@ def test_a_writer_that_does_not_work_here_is_reported(
     assert captured.err.count("\n") == 1
     assert "writer buffered does not work in this directory: " in captured.err
     assert ("ZeroDivisionError" if fails else "no room.") in captured.err
+
+
+def test_a_module_that_changes_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its names are looked through as they were."""
+
+    def stock() -> None: ...
+    def ours() -> None: ...
+
+    monkeypatch.setattr(replacing, "sys", SimpleNamespace(modules={}))
+
+    def check() -> tuple[Callable[[], object], Callable[[], object]]:
+        module = ModuleType("module")
+        for number in range(50):
+            setattr(module, f"name_{number}", stock)
+
+        def replaced() -> None:
+            assert len(replacing.replace(stock, ours, module)) == 50
+
+        return replaced, lambda: setattr(module, "new", 1)
+
+    at_every_collection(check)
+
+
+def test_the_page_shows_the_summary() -> None:
+    """Line by line."""
+    page = Path(__file__).parents[3] / "docs" / "exec.md"
+    torch_save = Function(
+        redirected=Count(calls=18, bytes=1_667_236, seconds=0.315),
+        stock={"not a path but a file object": Count(calls=1, seconds=0.0)},
+    )
+    save_file = Function(redirected=Count(calls=4, bytes=404_132, seconds=0.147))
+    outcome = ExecOutcome(
+        returncode=0,
+        elapsed_s=1.0,
+        functions={"safetensors.torch.save_file": save_file, "torch.save": torch_save},
+        problems=(),
+        processes=1,
+    )
+    shown = re.findall(r"^    iobench exec: (.*)$", page.read_text(), re.MULTILINE)
+    assert [*summary(outcome, make("hybrid"))] == shown

@@ -54,14 +54,11 @@ def test_an_answer_is_packed_once(kind: CallKind, expected: list[bytes]) -> None
     assert len({id(one) for one in packed}) == len(set(expected))
 
 
-def test_equal_values_are_sent_once() -> None:
-    """Hashes of a replicated state are equal in all ranks."""
+def test_values_of_ranks() -> None:
+    """Hashes of a replicated state are equal in all ranks: they are sent once. Each rank gets its
+    own value of a scatter, whose values are lines."""
     packed = _packed(_round("all-gather", [b'"hash"'] * 1000), _KEY, False)
     assert _opened(packed[7]) == (CallAnswer(_KEY, False, times=1000), b'"hash"')
-
-
-def test_each_rank_gets_its_own_value() -> None:
-    """The values of a scatter are lines."""
     packed = _packed(_round("scatter", [b'"a"\n{"b":1}\nnull', b"null", b"null"]), _KEY, False)
     assert [_opened(one)[1] for one in packed] == [b'"a"', b'{"b":1}', b"null"]
 

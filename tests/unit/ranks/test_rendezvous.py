@@ -58,13 +58,19 @@ def test_the_secret_is_random_and_private(tmp_path: Path) -> None:
     assert len(tokens) == 2
 
 
-@pytest.mark.parametrize("how", ["user", "mode", "link"])
+@pytest.mark.parametrize("how", ["user", "mode", "link", "text"])
 def test_a_file_of_another_user(tmp_path: Path, how: str) -> None:
-    """A planted file is refused, unless IOBENCH_TOKEN is the secret."""
+    """A planted file is refused, unless IOBENCH_TOKEN is the secret; so is one that is not an
+    address."""
     with _met(tmp_path):
         (file,) = tmp_path.iterdir()
         if how == "mode":
             file.chmod(0o640)
+        elif how == "text":
+            file.write_text("{")
+            with pytest.raises(UsageError, match="is not the address of a rank 0; remove it"):
+                _other(tmp_path)
+            return
         elif how == "link":
             file.rename(tmp_path / "planted")
             file.symlink_to(tmp_path / "planted")
@@ -78,15 +84,6 @@ def test_a_file_of_another_user(tmp_path: Path, how: str) -> None:
         with pytest.raises(UsageError, match="it must be 600 and of user"):
             _other(tmp_path)
         assert _other(tmp_path, IOBENCH_TOKEN="secret").token == "secret"
-
-
-def test_a_file_that_is_not_an_address(tmp_path: Path) -> None:
-    """The message names it."""
-    with _met(tmp_path):
-        (file,) = tmp_path.iterdir()
-        file.write_text("{")
-        with pytest.raises(UsageError, match="is not the address of a rank 0; remove it"):
-            _other(tmp_path)
 
 
 def test_a_rank_0_that_never_comes(tmp_path: Path) -> None:

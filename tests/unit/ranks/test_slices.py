@@ -29,10 +29,12 @@ def _bytes(ranges: list[Range]) -> int:
 
 
 @given(_SIZES, _LAYOUTS, _ALIGNS, st.none() | st.integers(1, 6))
-def test_every_byte_is_written_once_and_cuts_are_aligned(
+def test_every_byte_is_written_once_in_equal_shares(
     sizes: list[int], layout: list[int], align: int, writers_per_node: int | None
 ) -> None:
-    """The ranges of all ranks, in rank order, are the items from begin to end."""
+    """The ranges of all ranks, in rank order, are the items from begin to end, with aligned cuts.
+    Nodes have equal shares, whatever their ranks; then the writers of each node do, up to a
+    block."""
     nodes = _nodes(layout)
     found = slices(sizes, nodes, align=align, writers_per_node=writers_per_node)
     ranges = list(itertools.chain.from_iterable(found))
@@ -44,19 +46,11 @@ def test_every_byte_is_written_once_and_cuts_are_aligned(
         assert edges[-1] == size
         assert all(edge % align == 0 for edge in edges[1:-1])
         assert all(part.size_bytes for part in parts)
-    allowed = set(itertools.chain.from_iterable(writers_of(nodes, writers_per_node)))
+    writers = writers_of(nodes, writers_per_node)
+    allowed = set(itertools.chain.from_iterable(writers))
     assert all(rank in allowed for rank, parts in enumerate(found) if parts)
-
-
-@given(_SIZES, _LAYOUTS, _ALIGNS, st.none() | st.integers(1, 6))
-def test_no_writer_has_more_than_a_block_above_its_share(
-    sizes: list[int], layout: list[int], align: int, writers_per_node: int | None
-) -> None:
-    """Nodes have equal shares, whatever their ranks; then the writers of each node do."""
-    nodes = _nodes(layout)
-    found = slices(sizes, nodes, align=align, writers_per_node=writers_per_node)
     share = sum(sizes) / len(layout)
-    for ranks in writers_of(nodes, writers_per_node):
+    for ranks in writers:
         assert abs(sum(_bytes(found[rank]) for rank in ranks) - share) <= align
         assert all(abs(_bytes(found[rank]) - share / len(ranks)) <= align for rank in ranks)
 

@@ -122,8 +122,9 @@ def test_contradictions_are_refused(broken: dict[str, str]) -> None:
         World.detect({**_TORCHRUN, **broken})
 
 
-def test_the_option_world(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`job` is that of the launcher, `alone` is this process only; a World is taken as it is."""
+def test_the_option_world(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """`job` is that of the launcher, `alone` is this process only, one rank of a job that saves
+    without the others; a World is taken as it is."""
     for name, value in _TORCHRUN.items():
         monkeypatch.setenv(name, value)
     assert World.of("job") == World.detect(_TORCHRUN)
@@ -131,12 +132,6 @@ def test_the_option_world(monkeypatch: pytest.MonkeyPatch) -> None:
     assert World.of(World.detect(_SLURM)) == World.detect(_SLURM)
     with pytest.raises(OptionError, match="world='all': 'job' for all ranks of the job, or"):
         World.of("all")  # type: ignore[arg-type]  # what a user may write
-
-
-def test_a_checkpointer_that_is_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """One rank of a job saves without the others."""
-    for name, value in _TORCHRUN.items():
-        monkeypatch.setenv(name, value)
     with iobench.Checkpointer(tmp_path / "a", world="alone") as ckpt:
         ckpt.save({"step": 3}, 3)
         assert ckpt.load() == {"step": 3}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -25,64 +26,55 @@ def _without(copies: Copies, *lost: int) -> Copies:
     return [one for one in copies if isinstance(one, StoredCopy) or one.node not in lost]
 
 
-def test_nothing_is_found_where_nothing_is() -> None:
-    """Without copies there is no plan."""
+_MIXED: Copies = [
+    MemoryCopy(Version(2, 20, "b"), 0, 2, 0),
+    MemoryCopy(Version(2, 20, "a"), 1, 2, 1),
+]
+"""Rank 0 has the step of the second start, rank 1 that of the first: neither is complete."""
+
+
+@pytest.mark.parametrize(
+    ("copies", "version", "holders", "stored"),
+    [
+        # Each rank's bytes are in the memory of its node and of the partner, and on storage.
+        (
+            [*_own(_NEW, [0, 1]), *_partners(_NEW, [0, 1]), StoredCopy(_NEW)],
+            *(_NEW, {0: (0, 1), 1: (0, 1)}, True),
+        ),
+        # A stored version is complete for all ranks; memory serves the ranks that it has.
+        ([MemoryCopy(_NEW, 0, 2, 0), StoredCopy(_NEW)], _NEW, {0: (0,)}, True),
+        # The newest complete version is chosen, wherever it is.
+        ([*_own(_NEW, [0, 1]), StoredCopy(_OLD)], _NEW, {0: (0,), 1: (1,)}, False),
+        ([*_own(_OLD, [0, 1]), StoredCopy(_NEW)], _NEW, {}, True),
+        ([*_own(_OLD, [0, 1]), MemoryCopy(_NEW, 0, 2, 0)], _OLD, {0: (0,), 1: (1,)}, False),
+        ([*_MIXED, StoredCopy(_OLD)], _OLD, {}, True),
+        # A node that comes back as number 3 has the bytes of rank 0: others read them there.
+        ([MemoryCopy(_NEW, 0, 2, 3), MemoryCopy(_NEW, 1, 2, 1)], _NEW, {0: (3,), 1: (1,)}, False),
+    ],
+)
+def test_the_newest_version_that_is_complete(
+    copies: Copies, version: Version, holders: dict[int, tuple[int, ...]], stored: bool
+) -> None:
+    plan = recovery_plan(copies)
+    assert plan is not None
+    assert (plan.version, plan.holders, plan.stored) == (version, holders, stored)
+    assert plan.ranks == (2 if holders else None)
+
+
+def test_nothing_is_found_where_nothing_is_complete() -> None:
+    """Saves of one step by two starts are never mixed."""
     assert recovery_plan([]) is None
-
-
-def test_all_holders_and_storage() -> None:
-    """Each rank's bytes are in the memory of its node and of the partner, and on storage."""
-    plan = recovery_plan([*_own(_NEW, [0, 1]), *_partners(_NEW, [0, 1]), StoredCopy(_NEW)])
-    assert plan is not None
-    assert (plan.holders, plan.stored) == ({0: (0, 1), 1: (0, 1)}, True)
-
-
-def test_partial_copies_of_a_newer_save_are_passed_over() -> None:
-    """A version that one rank lacks is not chosen; the reason names the rank."""
-    plan = recovery_plan([*_own(_OLD, [0, 1]), MemoryCopy(_NEW, 0, 2, 0)])
-    assert plan is not None
-    assert plan.version == _OLD
-    assert plan.passed_over == ((_NEW, "no source has the bytes of rank 1"),)
-
-
-def test_storage_fills_what_memory_lacks() -> None:
-    """A stored version is complete for all ranks; memory serves the ranks that it has."""
-    plan = recovery_plan([MemoryCopy(_NEW, 0, 2, 0), StoredCopy(_NEW)])
-    assert plan is not None
-    assert (plan.holders, plan.stored) == ({0: (0,)}, True)
-
-
-def test_older_storage_loses_against_newer_memory_and_the_reverse() -> None:
-    """The newest complete version is chosen, wherever it is."""
-    newer_memory = recovery_plan([*_own(_NEW, [0, 1]), StoredCopy(_OLD)])
-    newer_storage = recovery_plan([*_own(_OLD, [0, 1]), StoredCopy(_NEW)])
-    assert newer_memory is not None
-    assert newer_storage is not None
-    assert (newer_memory.version, newer_memory.stored) == (_NEW, False)
-    assert (newer_storage.version, newer_storage.ranks) == (_NEW, None)
-
-
-def test_saves_of_one_step_by_two_starts_are_never_mixed() -> None:
-    """Rank 0 has the step of the second start, rank 1 that of the first: neither is complete."""
-    first, second = Version(2, 20, "a"), Version(2, 20, "b")
-    copies = [MemoryCopy(second, 0, 2, 0), MemoryCopy(first, 1, 2, 1)]
-    assert recovery_plan(copies) is None
-    plan = recovery_plan([*copies, StoredCopy(_OLD)])
-    assert plan is not None
-    assert plan.version == _OLD
-
-
-def test_a_node_with_another_number_still_serves_what_it_holds() -> None:
-    """A node that comes back as number 3 has the bytes of rank 0: others read them there."""
-    plan = recovery_plan([MemoryCopy(_NEW, 0, 2, 3), MemoryCopy(_NEW, 1, 2, 1)])
-    assert plan is not None
-    assert plan.holders == {0: (3,), 1: (1,)}
+    assert recovery_plan(_MIXED) is None
 
 
 def test_two_partners_are_lost() -> None:
-    """A copy survives one node of a pair; with both, the older version on storage is taken."""
+    """A copy survives one node of a pair; with both, the older version on storage is taken. The
+    reason names the ranks."""
     nodes = [0, 1, 2, 3]
     copies = [*_own(_NEW, nodes), *_partners(_NEW, nodes), StoredCopy(_OLD)]
+    partial = recovery_plan([*_own(_OLD, [0, 1]), MemoryCopy(_NEW, 0, 2, 0)])
+    assert partial is not None
+    assert partial.passed_over == ((_NEW, "no source has the bytes of rank 1"),)
     one = recovery_plan(_without(copies, 2))
     two = recovery_plan(_without(copies, 2, 3))
     assert one is not None

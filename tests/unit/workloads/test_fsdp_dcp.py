@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,12 +18,26 @@ from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, Writ
 from iobench.workloads import Workload
 
 
+@pytest.mark.parametrize(
+    ("fields", "dtypes"),
+    [
+        ({}, {True: "float32", False: "float32"}),
+        ({"precision": "bf16", "model_only": True}, {False: "bfloat16"}),
+        # Weights and moments have the precision of the training; AdamW keeps its step in fp32.
+        ({"precision": "bf16"}, {True: "float32", False: "bfloat16"}),
+    ],
+)
 def test_one_rank_writes_the_file_that_torch_writes(
-    small: Callable[..., Workload], tmp_path: Path
+    small: Callable[..., Workload], tmp_path: Path, fields: dict[str, Any], dtypes: dict[bool, str]
 ) -> None:
-    """The file of a single rank has exactly the size of the one that torch DCP writes."""
-    file = small("llama7b-fsdp", world_size=1).files()[0]
-    state = {t.name: torch.zeros(t.shape, dtype=torch.float32) for t in file.tensors}
+    """The file of a single rank has exactly the size of the one that torch DCP writes; with
+    `model_only` it has the weights alone."""
+    workload = small("llama7b-fsdp", world_size=1, **fields)
+    file = workload.files()[0]
+    assert {tensor.name.endswith(".step"): tensor.dtype for tensor in file.tensors} == dtypes
+    count = workload.model.num_tensors
+    assert len(file.tensors) == (count if "model_only" in fields else 4 * count)
+    state = {t.name: torch.zeros(t.shape, dtype=getattr(torch, t.dtype)) for t in file.tensors}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about saving without a process group
         dcp.save(state, checkpoint_id=tmp_path, no_dist=True)
@@ -71,25 +86,3 @@ def _item(name: str, offset: tuple[int, ...], shape: tuple[int, ...]) -> WriteIt
             size=size,
         ),
     )
-
-
-def test_a_model_in_bf16_is_the_file_that_torch_writes(
-    small: Callable[..., Workload], tmp_path: Path
-) -> None:
-    """With `model_only` and `precision` the file has the weights alone, in that dtype, exactly."""
-    file = small("llama7b-fsdp", world_size=1, precision="bf16", model_only=True).files()[0]
-    state = {t.name: torch.zeros(t.shape, dtype=torch.bfloat16) for t in file.tensors}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about saving without a process group
-        dcp.save(state, checkpoint_id=tmp_path, no_dist=True)
-    assert {t.dtype for t in file.tensors} == {"bfloat16"}
-    assert not any(t.name.startswith("optimizer") for t in file.tensors)
-    assert (tmp_path / file.path).stat().st_size == file.size_bytes
-
-
-def test_precision_leaves_the_step_scalars_in_fp32(small: Callable[..., Workload]) -> None:
-    """Weights and moments have the precision of the training; AdamW keeps its step in fp32."""
-    tensors = small("llama7b-fsdp", world_size=1, precision="bf16").files()[0].tensors
-    dtypes = {t.name.endswith(".step"): t.dtype for t in tensors}
-    assert dtypes == {True: "float32", False: "bfloat16"}
-    assert len(tensors) == 4 * small("llama7b-fsdp").model.num_tensors

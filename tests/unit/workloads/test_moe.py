@@ -168,21 +168,17 @@ def test_expert_parallel_files_are_named_like_megatrons() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "reason"),
+    ("model", "fields", "reason"),
     [
-        ({"data_parallel": 12, "expert_parallel": 8}, "must divide data_parallel, which is 12"),
-        ({"data_parallel": 16, "expert_parallel": 16}, "must divide num_experts"),
+        ("megatron-mixtral-8x7b", {"data_parallel": 12}, "must divide data_parallel, which is 12"),
+        ("megatron-mixtral-8x7b", {"expert_parallel": 16}, "must divide num_experts"),
+        ("megatron-1t", {}, "has none"),
     ],
 )
-def test_experts_that_cannot_be_divided(fields: dict[str, int], reason: str) -> None:
+def test_experts_that_cannot_be_divided(model: str, fields: dict[str, int], reason: str) -> None:
+    plan = LAYOUTS["megatron-legacy"](**{"data_parallel": 16, "expert_parallel": 8} | fields)
     with pytest.raises(ValueError, match=reason):
-        LAYOUTS["megatron-legacy"](**fields).check(workloads.load_model("megatron-mixtral-8x7b"))
-
-
-def test_a_model_without_experts_has_no_expert_parallelism() -> None:
-    plan = LAYOUTS["megatron-legacy"](data_parallel=8, expert_parallel=8)
-    with pytest.raises(ValueError, match="has none"):
-        plan.check(workloads.load_model("megatron-1t"))
+        plan.check(workloads.load_model(model))
 
 
 def test_scaling_drops_experts_before_it_narrows_tensors() -> None:
