@@ -88,32 +88,22 @@ def test_errors_of_other_processes(
 
 
 def test_unavailable_says_why_and_what_to_do() -> None:
-    """Reason and remedy are in the message and in attributes."""
+    """Reason and remedy are in the message and in attributes. Without the name of a writer, the
+    message says that no writer is available."""
     error = UnavailableError("uring", "io_uring is disabled.", "Use odirect.")
     assert str(error) == "uring is not available here: io_uring is disabled. Use odirect."
-    assert (error.name, error.reason, error.remedy) == (
-        "uring",
-        "io_uring is disabled.",
-        "Use odirect.",
-    )
-
-
-def test_that_no_writer_is_available() -> None:
-    """Without the name of a writer, the message says that no writer is available."""
-    error = UnavailableError("", "s3 needs a bucket; gds is not available here: no GPU.")
-    expected = "no writer is available here: s3 needs a bucket; gds is not available here: no GPU."
-    assert str(error) == expected
+    told = (error.name, error.reason, error.remedy)
+    assert told == ("uring", "io_uring is disabled.", "Use odirect.")
+    none = str(UnavailableError("", "s3 needs a bucket; gds is not available here: no GPU."))
+    assert none.startswith("no writer is available here: s3 needs a bucket; gds is not available")
 
 
 def test_wrapped_errors_keep_errno_file_and_cause() -> None:
-    """TransferError.wrap keeps errno, names the file and what was done, and chains the cause."""
+    """TransferError.wrap keeps errno, names the file and what was done, and chains the cause. The
+    text of an OSError without errno is kept."""
     cause = OSError(errno.ENOSPC, "No space left on device")
     error = TransferError.wrap(cause, "writing", "/some/file")
     assert (error.errno, error.filename) == (errno.ENOSPC, "/some/file")
     assert "writing: No space left on device" in str(error)
     assert error.__cause__ is cause
-
-
-def test_wrapped_errors_without_errno() -> None:
-    """The text of an OSError without errno is kept."""
     assert "odd" in str(TransferError.wrap(OSError("odd"), "reading", "f"))

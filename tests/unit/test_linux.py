@@ -60,22 +60,6 @@ def test_errors_carry_the_errno(call, number: int) -> None:
     assert caught.value.errno == number
 
 
-def test_pages_on_overlayfs_are_counted_by_mincore(
-    fd: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """cachestat always counts 0 pages there."""
-    os.write(fd, bytes(3 * linux.PAGE))
-    monkeypatch.setattr(linux, "file_system_type", lambda _path: 0x794C7630)
-    monkeypatch.setattr(linux, "cachestat_resident_bytes", lambda _fd: 0)
-    assert linux.resident_bytes(fd) == (3 * linux.PAGE, "mincore")
-
-
-def test_fallocate_of_nothing_is_refused(fd: int) -> None:
-    """The kernel's EINVAL for 0 bytes is raised."""
-    with pytest.raises(OSError, match="Invalid argument"):
-        linux.fallocate(fd, 0, 0)
-
-
 @pytest.mark.parametrize(
     ("name", "call"),
     [
@@ -124,80 +108,59 @@ def test_sync_file_range_changes_no_bytes(fd: int) -> None:
 
 
 def test_resident_bytes_are_whole_pages(fd: int) -> None:
-    """Bytes that were just written are in the page cache, counted in pages."""
+    """Bytes that were just written are in the page cache, counted in pages; mincore and cachestat
+    return the same. An empty file has 0 pages, and no mapping of length zero."""
+    assert linux.mincore_resident_bytes(fd) == linux.resident_bytes(fd)[0] == 0
     os.write(fd, b"x" * (2 * linux.PAGE + 1))
     resident, how = linux.resident_bytes(fd)
-    assert resident == 3 * linux.PAGE
+    assert resident == linux.mincore_resident_bytes(fd) == 3 * linux.PAGE
     assert how in ("cachestat", "mincore")
 
 
-def test_both_ways_to_count_agree(fd: int) -> None:
-    """mincore and cachestat return the same."""
-    os.write(fd, b"x" * (5 * linux.PAGE))
-    try:
-        by_cachestat = linux.cachestat_resident_bytes(fd)
-    except OSError as error:
-        pytest.skip(f"no cachestat here: {error}")
-    assert linux.mincore_resident_bytes(fd) == by_cachestat == 5 * linux.PAGE
-
-
-def test_an_empty_file_is_not_resident(fd: int) -> None:
-    """0 bytes, 0 pages, and no mapping of length zero."""
-    assert linux.mincore_resident_bytes(fd) == 0
-    assert linux.resident_bytes(fd)[0] == 0
-
-
-@pytest.mark.parametrize("number", [errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM])
+@pytest.mark.parametrize(
+    "number", [errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM, errno.EIO, "overlayfs"]
+)
 def test_mincore_where_cachestat_is_missing(
-    fd: int, number: int, monkeypatch: pytest.MonkeyPatch
+    fd: int, number: int | str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If the kernel or a sandbox lacks cachestat, mincore is used, and the method says so."""
+    """If the kernel or a sandbox lacks cachestat, and on overlayfs, where it always counts 0 pages,
+    mincore is used, and the method says so. Other errors are raised."""
 
     def refuse(_: int) -> int:
+        if isinstance(number, str):
+            return 0
         raise OSError(number, os.strerror(number))
 
+    if number == "overlayfs":
+        monkeypatch.setattr(linux, "file_system_type", lambda _path: 0x794C7630)
     monkeypatch.setattr(linux, "cachestat_resident_bytes", refuse)
     os.write(fd, b"x")
-    assert linux.resident_bytes(fd) == (linux.PAGE, "mincore")
+    if number == errno.EIO:
+        with pytest.raises(OSError, match="Input/output error"):
+            linux.resident_bytes(fd)
+    else:
+        assert linux.resident_bytes(fd) == (linux.PAGE, "mincore")
 
 
-def test_other_errors_of_cachestat_are_raised(fd: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No other failure makes it count by mincore."""
-
-    def fail(_: int) -> int:
-        raise OSError(errno.EIO, "I/O error")
-
-    monkeypatch.setattr(linux, "cachestat_resident_bytes", fail)
-    with pytest.raises(OSError, match="I/O error"):
-        linux.resident_bytes(fd)
-
-
-def test_dio_alignment_is_a_power_of_two_or_unknown(fd: int) -> None:
-    """The values of statx are powers of two, or zeros without direct I/O."""
-    found = linux.dio_alignment(fd)
-    if found is not None:
-        for value in (found.memory, found.offset):
-            assert value & (value - 1) == 0
-
-
-def test_dio_alignment_of_an_unknown_machine(fd: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If the number of the system call is unknown, the alignment is unknown."""
+def test_dio_alignment_is_a_power_of_two_or_unknown(
+    fd: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The values of statx are powers of two, or zeros without direct I/O. If the number of the
+    system call is unknown, the alignment is unknown."""
+    if (found := linux.dio_alignment(fd)) is not None:
+        assert all(value & (value - 1) == 0 for value in (found.memory, found.offset))
     monkeypatch.setattr(platform, "machine", lambda: "pdp11")
     assert linux.dio_alignment(fd) is None
 
 
-@pytest.mark.parametrize(
-    ("release", "version"),
-    [("6.14.0-rc3+", (6, 14)), ("5.10.0-8-amd64", (5, 10)), ("6.1-foo", (6, 1)), ("7.0", (7, 0))],
-)
-def test_kernel_version(
-    release: str, version: tuple[int, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_kernel_version(monkeypatch: pytest.MonkeyPatch) -> None:
     """Major and minor are parsed from the release names of all distributions."""
-    monkeypatch.setattr(platform, "release", lambda: release)
-    linux.kernel_version.cache_clear()
+    releases = {"6.14.0-rc3+": (6, 14), "5.10.0-8-amd64": (5, 10), "6.1-foo": (6, 1), "7.0": (7, 0)}
     try:
-        assert linux.kernel_version() == version
+        for release, version in releases.items():
+            monkeypatch.setattr(platform, "release", lambda release=release: release)
+            linux.kernel_version.cache_clear()
+            assert linux.kernel_version() == version
     finally:
         linux.kernel_version.cache_clear()
 
@@ -233,18 +196,14 @@ def priorities_in_a_thread(start: int, asked: int) -> list[tuple[int, int]]:
 _BEST_EFFORT_7 = 2 << 13 | 7
 
 
-def test_priority_is_lowered() -> None:
-    """To the requested value; I/O to the lowest best-effort level."""
-    _, after = priorities_in_a_thread(os.getpriority(os.PRIO_PROCESS, 0), 19)
-    assert after == (19, _BEST_EFFORT_7)
-
-
-def test_priority_is_never_raised() -> None:
-    """A thread with a lower priority keeps it; its I/O priority is lowered."""
-    own = max(15, os.getpriority(os.PRIO_PROCESS, 0))
+@pytest.mark.parametrize("least", [0, 15])
+def test_priority_is_lowered_and_never_raised(least: int) -> None:
+    """To the requested value, unless that of the thread is lower; I/O to the lowest best-effort
+    level."""
+    own = max(least, os.getpriority(os.PRIO_PROCESS, 0))
     before, after = priorities_in_a_thread(own, 10)
     assert before[0] == own
-    assert after == (own, _BEST_EFFORT_7)
+    assert after == (max(own, 10), _BEST_EFFORT_7)
 
 
 @pytest.mark.parametrize("flags", [os.O_RDONLY, os.O_WRONLY | os.O_APPEND])

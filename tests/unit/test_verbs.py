@@ -80,39 +80,25 @@ def test_help_has_words_for_values(verb: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "line",
+    ("line", "code"),
     [
-        "run --writer odirect --writer uring",
-        "run --numjobs 1 --numjobs 2",
-        "plan --nodes 4 --nodes 8 --save 1s --restore 1s",
-        "train --mode sync --mode async",
+        ("run --writer odirect --writer uring", 2),
+        ("run --numjobs 1 --numjobs 2", 2),
+        ("plan --nodes 4 --nodes 8 --save 1s --restore 1s", 2),
+        ("train --mode sync --mode async", 2),
+        ("writers --target /tmp --target /", 0),
+        ("plan --nodes 4 --save 1s --save 2s --restore 1s", 0),  # the last one counts, as anywhere
+        ("exec --config odirect -- echo --config b", 0),
     ],
 )
-def test_a_list_that_is_given_twice(line: str) -> None:
-    """The first value would have no effect, without a word."""
-    done = subprocess.run(
-        [sys.executable, "-m", "iobench", *line.split()],
-        capture_output=True,
-        text=True,
-        check=False,
+def test_a_list_that_is_given_twice(line: str, code: int, iobench_inside: Any) -> None:
+    """The first value would have no effect, without a word. Several targets may be given, one
+    value, to change that of a script, and words of the command of exec."""
+    done = iobench_inside(*line.split())
+    assert done.returncode == code, done.stderr
+    assert ("is given 2 times; give one, with commas" in " ".join(done.stderr.split())) == (
+        code == 2
     )
-    assert done.returncode == 2
-    assert "is given 2 times; give one, with commas" in " ".join(done.stderr.split())
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "writers --target /tmp --target /",
-        "plan --nodes 4 --save 1s --save 2s --restore 1s",  # the last one counts, as anywhere
-        "exec --config odirect -- echo --config b",
-    ],
-)
-def test_what_may_be_given_twice(line: str) -> None:
-    """Several targets; one value, to change that of a script; words of the command of exec."""
-    command = [sys.executable, "-m", "iobench", *line.split()]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
 
 
 def test_report_is_show_as_html(tmp_path: Path) -> None:

@@ -134,24 +134,29 @@ def test_many_old_checkpoints_and_little_room(many: Path, monkeypatch) -> None:
         assert (ckpt.steps(), _hidden(many)) == ([19, 20], 3)
 
 
-def test_old_files_that_cannot_be_removed(many: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A warning, once; the others are removed, and it is tried again."""
-    failing = True
-    remove_tree = shutil.rmtree
+def _refuse(monkeypatch: pytest.MonkeyPatch, name: str) -> list[str]:
+    """Nothing whose name has one of these parts can be removed; `name` is the first of them."""
+    refused, remove_tree = [name], shutil.rmtree
 
     def refuse(path: Path) -> None:
-        if failing and ".step-12." in path.name:
+        if any(part in path.name for part in refused):
             raise PermissionError(errno.EACCES, "Permission denied", str(path))
         remove_tree(path)
 
     monkeypatch.setattr("iobench.checkpoint.staged.remove_tree", refuse)
+    return refused
+
+
+def test_old_files_that_cannot_be_removed(many: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A warning, once; the others are removed, and it is tried again."""
+    refused = _refuse(monkeypatch, ".step-12.")
     with Checkpointer(many, writer="buffered", keep=KeepLast(2)) as ckpt:
         with pytest.warns(RuntimeWarning, match=r"cannot be removed .*\.step-12\."):
             ckpt.save({"step": 20}, 20)
         for step in (21, 22, 23):
             ckpt.save({"step": step}, step)
         assert _hidden(many) == 1
-        failing = False
+        refused.clear()
         ckpt.save({"step": 24}, 24)
         assert _hidden(many) == 0
 
@@ -182,15 +187,7 @@ def test_leftovers_that_cannot_be_removed(runs: Path, monkeypatch: pytest.Monkey
     left = [runs / f".step-{step}.abcd{STAGING_SUFFIX}" for step in (1, 2, 3)]
     for path in left:
         path.mkdir()
-    removal = "iobench.checkpoint.staged.remove_tree"
-    remove_tree = shutil.rmtree
-
-    def refuse(path: Path) -> None:
-        if path == left[1]:
-            raise PermissionError(errno.EACCES, "Permission denied", str(path))
-        remove_tree(path)
-
-    monkeypatch.setattr(removal, refuse)
+    _refuse(monkeypatch, left[1].name)
     with pytest.warns(RuntimeWarning, match=r"Permission denied: .*/\.step-2\.abcd"):
         Checkpointer(runs, writer="buffered").close()
     assert _names(runs) == {left[1].name}

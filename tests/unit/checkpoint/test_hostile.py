@@ -115,6 +115,16 @@ _BAD = {
     "an empty tag": b'{"$tuple": 5}',
     "a size": b'{"$size": ["x"]}',
     "an empty number": b'{"$number": "", "dtype": "float32"}',
+    "no names": b'{"$tensors": []}',
+    "a number of names": b'{"$tensors": 3}',
+    "names without a tensor": b'{"$tensors": ["", "unknown"]}',
+    "a name that is a number": b'{"$tensors": ["", 5]}',
+    "a prefix that is a list": b'{"$tensors": [[], ["w"]]}',
+    "ordered names without a tensor": b'{"$ordered": {"$tensors": ["", "unknown"]}}',
+    "an unknown dtype": b'{"$array": "array", "dtype": "no dtype", "shape": [1]}',
+    "a view beyond its tensor": b'{"$tensor": "w", "dtype": "float32", "shape": [19],'
+    b' "stride": [1], "offset": 0}',
+    "a float": b'{"$float": "x"}',
 }
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +12,6 @@ import torch
 from support.fake_cuda import GpuTensor
 from support.fake_device import FakeDevice
 
-from iobench import Checkpointer
 from iobench.checkpoint import snapshot
 from iobench.checkpoint.aliases import Leaf
 from iobench.checkpoint.snapshot import copy_into
@@ -81,14 +79,3 @@ def test_a_tensor_on_another_device(kind: str, device: FakeDevice) -> None:
     with pytest.raises(StateError, match=f"w4: a tensor on {kind} cannot be saved"):
         copy_into(np.zeros(5000, np.uint8), _content(*state))
     assert not device.pending
-
-
-@pytest.mark.parametrize("lazy", [False, True])
-def test_a_meta_tensor_in_a_state(lazy: bool, tmp_path: Path) -> None:
-    """A state with parameters that were never loaded is refused, by name."""
-    state = {"w": torch.ones(3), "layer": {"bias": torch.ones(3, device="meta")}}
-    with Checkpointer(tmp_path, writer="buffered", lazy=lazy) as ckpt:
-        with pytest.raises(StateError, match="bias"):
-            ckpt.save(state, 1)
-        with pytest.raises(StateError, match="bias"):
-            ckpt.save_async(state, 1)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 from collections import OrderedDict
 from typing import Any
 
 import pytest
 import torch
+import xxhash
 from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 
 from iobench import PerRank
@@ -69,20 +71,14 @@ def test_files_of_unchanged_values_are_made_once() -> None:
     values = stock_values(flatten({"a": 1, "b": [1.5, None]}).skeleton, 0)
     files = ValueFiles()
     first = files.files(values)
-    assert {name: torch.load(_stream(data)) for name, data in first.items()} == {
+    assert {name: torch.load(io.BytesIO(data)) for name, data in first.items()} == {
         "a": 1,
         "b": [1.5, None],
     }
     changed = stock_values(flatten({"a": 2, "b": [1.5, None]}).skeleton, 0)
     second = files.files(changed)
     assert second["b"] is first["b"]
-    assert torch.load(_stream(second["a"])) == 2
-
-
-def _stream(data: bytes) -> Any:
-    import io
-
-    return io.BytesIO(data)
+    assert torch.load(io.BytesIO(second["a"])) == 2
 
 
 def _skeletons(states: list[Any]) -> list[Any]:
@@ -137,8 +133,6 @@ def test_other_differences_are_errors(first: Any, second: Any, message: str) -> 
 def test_a_part_is_compared_with_its_vote() -> None:
     part = _part(1, {"a": 1}, [[1]])
     text = part.to_json()
-    import xxhash
-
     checksum = xxhash.xxh3_64_hexdigest(text)
     assert Part.parse(text, checksum, "here") == part
     with pytest.raises(DataMismatchError, match="here: differs from what its rank wrote"):

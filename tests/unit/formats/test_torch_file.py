@@ -8,17 +8,19 @@ import threading
 import zipfile
 from collections import OrderedDict
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch.serialization import LoadEndianness, get_crc32_options, set_crc32_options
+from torch.serialization import LoadEndianness, get_crc32_options
 
 import iobench.torch
 from iobench.errors import DataMismatchError
 from iobench.formats import torch_file, torch_image
 from iobench.formats.tensors import tensor_bytes
+from iobench.formats.torch_image import crc32_setting
 
 _NAMES = (
     *("float64", "float32", "float16", "bfloat16", "complex64", "complex128"),
@@ -56,14 +58,9 @@ def state(random_tensor) -> dict[str, Any]:
 
 
 def _stock(state: Any, *, crc: bool = True, name: str = "model.pt", **options: Any) -> bytes:
-    before = get_crc32_options()
-    set_crc32_options(crc)
-    try:
-        with tempfile.TemporaryDirectory() as directory:
-            torch.save(state, Path(directory, name), **options)
-            return Path(directory, name).read_bytes()
-    finally:
-        set_crc32_options(before)
+    with crc32_setting(crc), tempfile.TemporaryDirectory() as directory:
+        torch.save(state, Path(directory, name), **options)
+        return Path(directory, name).read_bytes()
 
 
 def _leaves(value: Any, at: str = "") -> Iterator[tuple[str, Any]]:
@@ -131,41 +128,31 @@ def test_saved_from_elsewhere_loads_on_the_cpu(buffered, tmp_path: Path, monkeyp
 
 
 @pytest.mark.parametrize("before", [True, False])
-@pytest.mark.parametrize("crc", [True, False])
-def test_crc_setting_is_restored(before: bool, crc: bool, buffered, tmp_path: Path) -> None:
+def test_crc_setting_is_restored(before: bool, buffered, tmp_path: Path) -> None:
     """torch's own CRC setting is unchanged afterwards, also after a failed save."""
-    default = get_crc32_options()
-    set_crc32_options(before)
-    try:
-        torch_file.save({}, "model.pt", tmp_path, buffered, crc=crc)
-        assert get_crc32_options() is before
-        with pytest.raises(ValueError, match="not this one"):
-            torch_file.save(_Unpicklable(), "model.pt", tmp_path, buffered, crc=crc)
-        assert get_crc32_options() is before
-    finally:
-        set_crc32_options(default)
+    with crc32_setting(before):
+        for crc in (True, False):
+            torch_file.save({}, "model.pt", tmp_path, buffered, crc=crc)
+            assert get_crc32_options() is before
+            with pytest.raises(ValueError, match="not this one"):
+                torch_file.save(_Unpicklable(), "model.pt", tmp_path, buffered, crc=crc)
+            assert get_crc32_options() is before
 
 
 def test_crc_setting_under_threads(buffered, state, tmp_path: Path) -> None:
     """Threads that save with and without CRC at once each get their own file."""
     start = threading.Barrier(4)
 
-    def save(index: int) -> None:
+    def save(index: int) -> list[bytes]:
         start.wait(60)
         for turn in range(5):
-            name = f"{index}-{turn}.pt"
-            torch_file.save(state, name, tmp_path, buffered, crc=bool(index % 2))
+            torch_file.save(state, f"{index}-{turn}.pt", tmp_path, buffered, crc=index % 2 == 1)
+        return [(tmp_path / f"{index}-{turn}.pt").read_bytes() for turn in range(5)]
 
-    threads = [threading.Thread(target=save, args=(index,)) for index in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    for index in range(4):
-        for turn in range(5):
-            name = f"{index}-{turn}.pt"
-            wanted = _stock(state, crc=bool(index % 2), name=name)
-            assert (tmp_path / name).read_bytes() == wanted
+    with ThreadPoolExecutor(4) as pool:
+        for index, found in enumerate(pool.map(save, range(4))):
+            for turn, data in enumerate(found):
+                assert data == _stock(state, crc=index % 2 == 1, name=f"{index}-{turn}.pt")
     assert get_crc32_options() is True
 
 
@@ -180,17 +167,14 @@ def test_load_does_not_wait_for_a_save(buffered, tmp_path: Path) -> None:
             return int, ()
 
     torch.save({"a": 1}, tmp_path / "model.pt")
-    thread = threading.Thread(target=torch_file.save, args=(Slow(), "slow.pt", tmp_path, buffered))
-    thread.start()
-    assert saving.wait(60)
-    other = threading.Thread(target=torch_file.load, args=("model.pt", tmp_path, buffered))
-    other.start()
-    other.join(10)
-    finished = not other.is_alive()
-    loaded.set()
-    thread.join(60)
-    other.join(60)
-    assert finished
+    with ThreadPoolExecutor(2) as pool:
+        saved = pool.submit(torch_file.save, Slow(), "slow.pt", tmp_path, buffered)
+        assert saving.wait(60)
+        try:
+            found, _ = pool.submit(torch_file.load, "model.pt", tmp_path, buffered).result(10)
+        finally:
+            loaded.set()
+        assert (found, saved.exception(60)) == ({"a": 1}, None)
 
 
 def test_a_tensor_beyond_its_storage(buffered, tmp_path: Path) -> None:

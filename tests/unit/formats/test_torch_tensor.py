@@ -105,8 +105,9 @@ def test_torch_makes_the_file_of_another_tensor(name: str) -> None:
 def test_a_scalar() -> None:
     """It has no dimension at all."""
     tensor = torch.tensor(3.5, dtype=torch.float64)
-    assert _made(tensor) == _saved(tensor)
-    file = np.frombuffer(bytearray(_saved(tensor)), dtype=np.uint8)
+    stock = _saved(tensor)
+    assert _made(tensor) == stock
+    file = np.frombuffer(bytearray(stock), dtype=np.uint8)
     found = torch_tensor.view(file, tensor.dtype, (), torch_tensor.settings())
     assert found is not None
     assert found.equal(tensor)
@@ -172,15 +173,7 @@ def test_another_tensor_than_expected(dtype: torch.dtype, shape: tuple[int, ...]
 )
 def test_a_template_of_any_size(dtype: torch.dtype, shape: tuple[int, ...], crc: bool) -> None:
     """Head and tail of large tensors too are those of torch's file, for any data."""
-    tensor = (
-        torch.from_numpy(
-            np.random.default_rng(1).integers(
-                0, 2, torch.Size(shape).numel() * dtype.itemsize, np.uint8
-            )
-        )
-        .view(dtype)
-        .view(shape)
-    )
+    tensor = _random(dtype, list(shape), 0, 1)
     with crc32_setting(crc):
         stock = _saved(tensor)
         made = torch_tensor.template(dtype, shape, torch_tensor.settings())
