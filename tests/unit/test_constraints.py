@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterable
 from importlib.metadata import Distribution, distributions
@@ -20,6 +21,11 @@ def _pins() -> dict[str, Requirement]:
     lines = (line.partition("#")[0].strip() for line in _CONSTRAINTS.read_text().splitlines())
     pins = [Requirement(line) for line in lines if line]
     return {canonicalize_name(pin.name): pin for pin in pins}
+
+
+@functools.cache
+def _installed() -> dict[str, Distribution]:
+    return {canonicalize_name(one.metadata["Name"]): one for one in distributions()}
 
 
 def _conflicts(installed: Iterable[Distribution], python: str) -> list[str]:
@@ -47,7 +53,7 @@ def _conflicts(installed: Iterable[Distribution], python: str) -> list[str]:
 def test_the_pins_can_be_installed(python: str) -> None:
     """Debian 12 has Python 3.11.2: a package that needs 3.11.5 would end `make test` there."""
     pins = _pins()
-    installed = {canonicalize_name(one.metadata["Name"]): one for one in distributions()}
+    installed = _installed()
     others = [
         f"{pin} (installed: {installed[name].version})"
         for name, pin in pins.items()

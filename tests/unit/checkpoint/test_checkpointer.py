@@ -612,7 +612,7 @@ def test_budget(make: Make) -> None:
     assert ckpt.steps() == [1, 2]
     ckpt.close()
     with pytest.raises(StateError, match="are available"):
-        make().save_async({"w": torch.empty(1).expand(1 << 50)}, 1)
+        make().save_async({"w": torch.empty(1).expand(1 << 50)}, 3)
 
 
 def test_state_that_grows(make: Make) -> None:
@@ -1009,7 +1009,7 @@ def test_in_a_forked_child(make: Make) -> None:
         ({"writer": "s3"}, "needs a target s3"),
         ({"on_event": "print"}, "on_event='print'"),
         ({"reuse_files": 1}, "reuse_files=1: takes a value such as True"),
-        ({"reuse_files": True, "tiers": [Remote("s3://b/r")]}, "takes a directory, without tiers"),
+        ({"reuse_files": True, "tiers": [Remote("s3://bucket/r")]}, "takes a directory, without"),
         ({"slots": 2, "tiers": [Memory("1MiB")]}, "the sizes of the Memory tiers decide"),
         ({"budget": "1GiB", "tiers": [Memory("1MiB")]}, "the sizes of the Memory tiers decide"),
         ({"keep": KeepLast(1), "tiers": [Local(keep=KeepLast(2))]}, "given twice"),

@@ -141,20 +141,21 @@ def test_another_state_than_the_prepared_one(size: int, ckpt: Checkpointer, page
 
 @pytest.mark.parametrize("gpu", [False, True])
 def test_a_save_while_it_prepares(
-    gpu: bool, ckpt: Checkpointer, pages: _Pages, monkeypatch: pytest.MonkeyPatch
+    gpu: bool, runs: Path, pages: _Pages, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The save makes the pages itself, and pins its own slot; what `prepare` does to the slot later
     changes no byte."""
     device = _on_a_gpu(monkeypatch) if gpu else None
-    pages.gate.clear()
-    ckpt.prepare(_STATE)
-    assert pages.begun.wait(_SOON_S)
-    save = ckpt.save_async(_STATE, 1)
-    assert save.pages_s > 0
-    assert device is None or device.made == ["MainThread"]
-    pages.gate.set()
-    ckpt._persister.prepare(1, wait=True)
-    assert _loaded(ckpt, _STATE)
+    with Checkpointer(runs, writer="buffered", slots=2) as ckpt:
+        pages.gate.clear()
+        ckpt.prepare(_STATE)
+        assert pages.begun.wait(_SOON_S)
+        save = ckpt.save_async(_STATE, 1)
+        assert gpu or save.pages_s > 0
+        assert device is None or device.made == ["MainThread"]
+        pages.gate.set()
+        ckpt._persister.prepare(1, wait=True)
+        assert _loaded(ckpt, _STATE)
 
 
 def test_closed_while_it_prepares(

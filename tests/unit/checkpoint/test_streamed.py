@@ -62,11 +62,6 @@ def _change(value: Any) -> None:
         value.fill(-1)
 
 
-def _size(state: Any, runs: Path) -> int:
-    with Checkpointer(runs / "size", writer="buffered") as ckpt:
-        return ckpt.save(state, 0).size_bytes
-
-
 class Gated(BufferedWriter):
     """Writes 64 KiB at a time. `at` is called before each of the tensors with its offset."""
 
@@ -82,22 +77,46 @@ class Gated(BufferedWriter):
                 pwrite_all(file.fd, views, start)
 
 
-@pytest.mark.parametrize("lazy", [False, True])
-@pytest.mark.parametrize("share", [0, 1 / 8, 1 / 2, 1])
+def _size(state: Any, runs: Path) -> int:
+    with Checkpointer(runs / "size", writer="buffered") as ckpt:
+        return ckpt.save(state, 0).size_bytes
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory) -> dict[int, bytes]:
+    """The files of two states, by a Checkpointer without a budget."""
+    runs = tmp_path_factory.mktemp("stored")
+    with Checkpointer(runs, writer="buffered") as ckpt:
+        for step in (1, 2):
+            ckpt.save(_state(step), step)
+    return {step: _tensors(runs, step) for step in (1, 2)}
+
+
+def _tensors(runs: Path, step: int) -> bytes:
+    return (runs / f"step-{step}" / "tensors.safetensors").read_bytes()
+
+
+# Shares of the budget with and without `lazy`: all for one writer, and some for each.
+_SOME = [(0, False), (1 / 8, True), (1 / 2, False), (1, True)]
+_SHARES = [
+    *(("buffered,block_size=64KiB", share, lazy) for share, _ in _SOME for lazy in (False, True)),
+    *(("hybrid,block_size=128KiB", *one) for one in _SOME),
+    *((writer, *one) for writer in ("odirect", "uncached") for one in _SOME),
+]
+
+
 @pytest.mark.parametrize(
-    "writer",
-    ["buffered,block_size=64KiB", "hybrid,block_size=128KiB", "hybrid,uring=false", "odirect",
-     "aiofiles", "uncached"],
-)  # fmt: skip
-def test_the_bytes(writer: str, share: float, lazy: bool, runs: Path, tmp_path: Path) -> None:
+    ("writer", "share", "lazy"),
+    [*_SHARES, *((writer, *one) for writer in ("hybrid,uring=false", "aiofiles") for one in _SOME)],
+)
+def test_the_bytes(
+    writer: str, share: float, lazy: bool, stored: dict[int, bytes], tmp_path: Path
+) -> None:
     """They are those of a save without a budget, of the moment of the call."""
-    first, second = _state(1), _state(2)
-    size = _size(first, runs)
-    with Checkpointer(runs / "want", writer="buffered") as want:
-        want.save(first, 1)
-        want.save(second, 2)
-    with Checkpointer(tmp_path, writer=writer, budget=int(share * size), lazy=lazy) as ckpt:
-        for step, state in ((1, first), (2, second)):
+    budget = int(share * len(stored[1]))
+    with Checkpointer(tmp_path, writer=writer, budget=budget, lazy=lazy) as ckpt:
+        for step in (1, 2):
+            state = _state(step)
             save = ckpt.save_async(state, step)
             _change(state["array"])
             state["step"] = -1
@@ -107,32 +126,29 @@ def test_the_bytes(writer: str, share: float, lazy: bool, runs: Path, tmp_path: 
             assert save.streamed == (share < 1)
             ckpt.wait()
             assert save.status == "committed"
-            assert ckpt._persister.pool.size_bytes <= int(share * size) + 4096
+            assert ckpt._persister.pool.size_bytes <= budget + 4096
     for step in (1, 2):
-        name = f"step-{step}/tensors.safetensors"
-        assert (tmp_path / name).read_bytes() == (runs / "want" / name).read_bytes()
+        assert _tensors(tmp_path, step) == stored[step]
         assert load_checkpoint(tmp_path, step)["step"] == step
 
 
-@pytest.mark.parametrize("lazy", [False, True])
-@pytest.mark.parametrize("share", [0, 1 / 8, 1 / 2])
-@pytest.mark.parametrize(
-    "writer", ["buffered,block_size=64KiB", "hybrid,block_size=128KiB", "odirect", "uncached"]
-)
+@pytest.mark.parametrize(("writer", "share", "lazy"), [one for one in _SHARES if one[1] < 1])
 def test_the_bytes_of_cuda_tensors(
-    writer: str, share: float, lazy: bool, runs: Path, monkeypatch: pytest.MonkeyPatch
+    writer: str,
+    share: float,
+    lazy: bool,
+    stored: dict[int, bytes],
+    runs: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """They are those of CPU tensors, after the work that the trainer had queued on the GPU."""
     first, second = _state(1), _state(2)
-    size = _size(first, runs)
-    with Checkpointer(runs / "want", writer="buffered") as want:
-        for step, state in ((1, first), (2, second), (3, first)):
-            want.save(state, step)
     kept = first["large"].clone()
     first["large"].zero_()
     device = states_on_a_gpu(monkeypatch)
     device.own.add(lambda: np.copyto(first["large"].numpy(), kept.numpy()))
-    with Checkpointer(runs / "have", writer=writer, budget=int(share * size), lazy=lazy) as ckpt:
+    budget = int(share * len(stored[1]))
+    with Checkpointer(runs, writer=writer, budget=budget, lazy=lazy) as ckpt:
         for step, state in ((1, first), (2, second)):
             save = ckpt.save_async(state, step)
             if lazy:
@@ -140,12 +156,10 @@ def test_the_bytes_of_cuda_tensors(
             assert save.streamed
             _change(state)
             ckpt.wait()
-            assert ckpt._persister.pool.size_bytes <= int(share * size) + 4096
+            assert ckpt._persister.pool.size_bytes <= budget + 4096
         ckpt.save(_state(1), 3)
     assert not device.pending
-    for step in (1, 2, 3):
-        name = f"step-{step}/tensors.safetensors"
-        assert (runs / "have" / name).read_bytes() == (runs / "want" / name).read_bytes()
+    assert [_tensors(runs, step) for step in (1, 2, 3)] == [stored[step] for step in (1, 2, 1)]
 
 
 def test_cuda_tensors_are_read_after_queued_work(

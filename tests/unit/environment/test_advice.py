@@ -78,39 +78,30 @@ def test_nothing_is_wrong_with_a_good_machine(
         ("versions.torch", None, "fail", "torch", "pip install torch"),
         ("io_uring", {"works": False, "reason": "no", "remedy": "do"}, "warn", "io_uring", "do"),
         ("gds", {"state": "x", "remedy": "modprobe"}, "warn", "gds", "modprobe"),
+        ("used_ratio", 0.95, "warn", "storage.free", ""),
+        ("free_bytes", GIB, "warn", "storage.free", ""),
+        ("inodes_free", 100, "warn", "storage.inodes", ""),
+        ("kind", "network", "warn", "storage.kind", ""),
+        ("kind", "fuse", "warn", "storage.kind", ""),
+        ("kind", "tmpfs", "fail", "storage.kind", ""),
+        ("kind", "unknown", "warn", "storage.kind", ""),
+        ("mount_options", ["ro"], "fail", "storage.options", ""),
+        ("mount_options", ["rw", "sync"], "warn", "storage.options", ""),
+        ("mount_options", ["rw", "barrier=0"], "warn", "storage.options", ""),
+        ("mount_options", ["rw", "data=journal"], "warn", "storage.options", ""),
+        ("mount_options", ["rw", "compress=zstd:3"], "warn", "storage.options", ""),
+        ("device.iostats", False, "warn", "storage.device", ""),
+        ("device.type", "zram", "fail", "storage.device", ""),
     ],
 )
-def test_rules_of_the_machine(
-    path: str, value: object, level: str, subject: str, remedy: str
-) -> None:
-    """Each problem of a machine is reported once, with its remedy."""
-    advice = advise(changed(MACHINE, path, value), STORAGE, [])
+def test_rules(path: str, value: object, level: str, subject: str, remedy: str) -> None:
+    """Each problem of a machine and of a storage is reported once, at its level, with its
+    remedy."""
+    of_machine = path.split(".")[0] in MACHINE
+    machine = changed(MACHINE, path, value) if of_machine else MACHINE
+    advice = advise(machine, STORAGE if of_machine else changed(STORAGE, path, value), [])
     assert worse(advice) == [(level, subject)]
     assert remedy in next(item.remedy for item in advice if item.subject == subject)
-
-
-@pytest.mark.parametrize(
-    ("path", "value", "level", "subject"),
-    [
-        ("used_ratio", 0.95, "warn", "storage.free"),
-        ("free_bytes", GIB, "warn", "storage.free"),
-        ("inodes_free", 100, "warn", "storage.inodes"),
-        ("kind", "network", "warn", "storage.kind"),
-        ("kind", "fuse", "warn", "storage.kind"),
-        ("kind", "tmpfs", "fail", "storage.kind"),
-        ("kind", "unknown", "warn", "storage.kind"),
-        ("mount_options", ["ro"], "fail", "storage.options"),
-        ("mount_options", ["rw", "sync"], "warn", "storage.options"),
-        ("mount_options", ["rw", "barrier=0"], "warn", "storage.options"),
-        ("mount_options", ["rw", "data=journal"], "warn", "storage.options"),
-        ("mount_options", ["rw", "compress=zstd:3"], "warn", "storage.options"),
-        ("device.iostats", False, "warn", "storage.device"),
-        ("device.type", "zram", "fail", "storage.device"),
-    ],
-)
-def test_rules_of_the_storage(path: str, value: object, level: str, subject: str) -> None:
-    """Each problem of a storage is reported once, at its level."""
-    assert worse(advise(MACHINE, changed(STORAGE, path, value), [])) == [(level, subject)]
 
 
 def test_a_full_file_system_with_no_room_is_said_once() -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import random
 import zlib
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -72,18 +70,6 @@ def test_in_any_order(lengths: list[int], data: st.DataObject) -> None:
         assert file.take(start, stop) == file.wanted[start:stop]
     assert file.take(0, size) == file.wanted
     assert file.take(0, size) == file.wanted
-    assert file.finished == 1
-
-
-def test_by_many_threads() -> None:
-    file = File([1 << 20, 7, 300_000, 0, 1 << 20])
-    blocks = [
-        (at, min(at + 4096, file.image.size_bytes)) for at in range(0, file.image.size_bytes, 4096)
-    ]
-    random.Random(1).shuffle(blocks)
-    with ThreadPoolExecutor(8) as pool:
-        taken = pool.map(lambda block: file.take(*block), blocks)
-        assert all(data == file.wanted[a:b] for data, (a, b) in zip(taken, blocks, strict=True))
     assert file.finished == 1
 
 

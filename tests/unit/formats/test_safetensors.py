@@ -172,28 +172,26 @@ def test_what_safetensors_cannot_hold() -> None:
             ours.image("file", {"w": tensor})
 
 
-@pytest.mark.parametrize("name", [1, True, None, b"a", ("a",)], ids=str)
-def test_a_name_that_is_no_text(name: Any, tmp_path: Path) -> None:
-    """The library refuses it; so do we, and write no text for it: {1: t} is not {"1": t}."""
-    tensors = {"t": torch.ones(2), name: torch.zeros(2)}
-    with pytest.raises(TypeError):
-        safetensors.torch.save_file(tensors, tmp_path / "stock")
-    for some in (tensors, {name: torch.zeros(2)}):
-        with pytest.raises(UsageError, match=f"tensor name {re.escape(repr(name))} is not a str"):
-            ours.save(some, "ours", tmp_path, registry.make("buffered"))
-    assert not (tmp_path / "ours").exists()
-
-
 @pytest.mark.parametrize(
-    "metadata", [{"a": 1}, {"a": None}, {"a": ["x"]}, {1: "a"}, {"a": "b", 2: "c"}], ids=str
+    ("name", "metadata"),
+    [
+        *((name, None) for name in (1, True, None, b"a", ("a",))),
+        *(
+            ("w", one)
+            for one in ({"a": 1}, {"a": None}, {"a": ["x"]}, {1: "a"}, {"a": "b", 2: "c"})
+        ),
+    ],
+    ids=str,
 )
-def test_metadata_that_is_no_text(metadata: Any, tmp_path: Path) -> None:
-    """The library refuses to write it and to load it; so do we, before anything is written."""
-    tensors = {"t": torch.ones(2)}
-    with pytest.raises(TypeError):
-        safetensors.torch.save_file(tensors, tmp_path / "stock", metadata=metadata)
-    with pytest.raises(UsageError, match="both must be str"):
-        ours.save(tensors, "ours", tmp_path, registry.make("buffered"), metadata=metadata)
+def test_what_is_no_text(name: Any, metadata: Any, tmp_path: Path) -> None:
+    """A name, or metadata. The library refuses it; so do we, before anything is written, and write
+    no text for it: {1: t} is not {"1": t}."""
+    says = f"tensor name {re.escape(repr(name))} is not a str" if not metadata else "both must be"
+    for tensors in ({"t": torch.ones(2), name: torch.zeros(2)}, {name: torch.zeros(2)}):
+        with pytest.raises(TypeError):
+            safetensors.torch.save_file(tensors, tmp_path / "stock", metadata=metadata)
+        with pytest.raises(UsageError, match=says):
+            ours.save(tensors, "ours", tmp_path, registry.make("buffered"), metadata=metadata)
     assert not (tmp_path / "ours").exists()
 
 

@@ -19,6 +19,7 @@ try:
     import iobench.integrations.transformers
 except ImportError as error:
     print(error)
+sys.path.pop(0)
 for framework in ("accelerate", "deepspeed", "dlio_benchmark", "lightning", "transformers"):
     sys.modules[framework] = None
     try:

@@ -15,17 +15,14 @@ from iobench.writers.registry import make
 
 
 def test_each_way_to_say_it(tmp_path: Path) -> None:
-    """A Writer, a name, a name with options, a path; a comma in a path does not begin an option."""
+    """A Writer, a name, a name with options, a path; a comma in a path does not begin an option,
+    and a slash in the value of an option (an endpoint) makes no path."""
     wanted = make("odirect", block_size="8MiB")
     config = tmp_path / "a,b.toml"
     config.write_text(dump_writer(wanted))
     for choice in (wanted, "odirect,block_size=8MiB", config, str(config)):
         assert chosen_writer(choice).options == wanted.options
     assert type(chosen_writer("buffered")) is BufferedWriter
-
-
-def test_a_value_with_a_slash_is_no_path() -> None:
-    """Only a name with a slash is a path: an endpoint is the value of an option."""
     writer = chosen_writer("s3,endpoint_url=http://minio:9000")
     assert writer.options.to_dict()["endpoint_url"] == "http://minio:9000"
 

@@ -10,45 +10,29 @@ import iobench
 from iobench.errors import OptionError, UsageError
 from iobench.ranks.world import World
 
-_TORCHRUN = {
-    "RANK": "5",
-    "WORLD_SIZE": "8",
-    "LOCAL_RANK": "1",
-    "LOCAL_WORLD_SIZE": "4",
-    "GROUP_RANK": "1",
-    "MASTER_ADDR": "node0",
-    "MASTER_PORT": "29500",
-    "TORCHELASTIC_RUN_ID": "a",
-    "TORCHELASTIC_RESTART_COUNT": "2",
-}
-_SLURM = {
-    "SLURM_PROCID": "9",
-    "SLURM_STEP_NUM_TASKS": "11",
-    "SLURM_LOCALID": "1",
-    "SLURM_NODEID": "2",
-    "SLURM_STEP_NUM_NODES": "3",
-    "SLURM_STEP_TASKS_PER_NODE": "4(x2),3",
-    "SLURM_STEP_NODELIST": "gpu[03-07,9],other",
-    "SLURM_JOB_ID": "77",
-    "SLURM_STEP_ID": "0",
-}
-_OPEN_MPI = {
-    "OMPI_COMM_WORLD_RANK": "3",
-    "OMPI_COMM_WORLD_SIZE": "4",
-    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
-    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
-}
-_DEEPSPEED = {
-    "RANK": "8",
-    "WORLD_SIZE": "16",
-    "LOCAL_RANK": "0",
-    "LOCAL_SIZE": "8",
-    "CROSS_RANK": "1",
-    "CROSS_SIZE": "2",
-    "MASTER_ADDR": "node0",
-    "MASTER_PORT": "29500",
-}
-_MPICH = {"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
+
+def _variables(text: str) -> dict[str, str]:
+    return dict(one.split("=") for one in text.split())
+
+
+_TORCHRUN = _variables(
+    "RANK=5 WORLD_SIZE=8 LOCAL_RANK=1 LOCAL_WORLD_SIZE=4 GROUP_RANK=1 MASTER_ADDR=node0 "
+    "MASTER_PORT=29500 TORCHELASTIC_RUN_ID=a TORCHELASTIC_RESTART_COUNT=2"
+)
+_SLURM = _variables(
+    "SLURM_PROCID=9 SLURM_STEP_NUM_TASKS=11 SLURM_LOCALID=1 SLURM_NODEID=2 SLURM_STEP_NUM_NODES=3 "
+    "SLURM_STEP_TASKS_PER_NODE=4(x2),3 SLURM_STEP_NODELIST=gpu[03-07,9],other SLURM_JOB_ID=77 "
+    "SLURM_STEP_ID=0"
+)
+_OPEN_MPI = _variables(
+    "OMPI_COMM_WORLD_RANK=3 OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_LOCAL_RANK=1 "
+    "OMPI_COMM_WORLD_LOCAL_SIZE=2"
+)
+_DEEPSPEED = _variables(
+    "RANK=8 WORLD_SIZE=16 LOCAL_RANK=0 LOCAL_SIZE=8 CROSS_RANK=1 CROSS_SIZE=2 MASTER_ADDR=node0 "
+    "MASTER_PORT=29500"
+)
+_MPICH = _variables("PMI_RANK=3 PMI_SIZE=4 MPI_LOCALRANKID=1 MPI_LOCALNRANKS=2")
 
 
 def _place(world: World) -> tuple[int, ...]:

@@ -89,16 +89,12 @@ def test_trainer_optimizer_is_what_adamw_saves(small: Callable[..., Workload]) -
     assert [(t.name, t.dtype, t.shape) for t in file.tensors] == expected
 
 
-def test_zero1_and_zero2_write_the_same_files() -> None:
-    """Stage 2 differs in memory only."""
+def test_files_of_deepspeed(small: Callable[..., Workload]) -> None:
+    """Stage 2 differs in memory only. Only bf16 runs mark their optimizer files."""
     stage1 = workloads.load("llama7b-zero1")
     stage2 = DeepSpeedZero2(world_size=stage1.world_size)
     for rank in range(stage1.world_size):
         assert stage2.files(stage1.model, rank) == stage1.files(rank)
-
-
-def test_fp16_runs_of_deepspeed_drop_the_prefix(small: Callable[..., Workload]) -> None:
-    """Only bf16 runs mark their optimizer files."""
     paths = [file.path for file in small("llama7b-zero1", precision="fp16").files(2)]
     assert paths == ["global_step1000/zero_pp_rank_2_mp_rank_00_optim_states.pt"]
 
