@@ -397,7 +397,8 @@ def test_restart_after_going_back(make: Make, runs: Path) -> None:
 def test_latest_reads_no_manifest_twice(
     make: Make, runs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """For a hundred checkpoints that would be a hundred requests to a bucket."""
+    """For a hundred checkpoints that would be a hundred requests to a bucket. After close another
+    Checkpointer may have replaced a known checkpoint: all manifests are read."""
     first = make()
     for step in (100, 200, 300):
         first.save(_state(step), step)
@@ -416,6 +417,14 @@ def test_latest_reads_no_manifest_twice(
     _with_serial(runs / "step-400" / "manifest.json", 9)
     assert ckpt.latest() == 400
     assert read == [400]
+    ckpt.close()
+    other = make()
+    other.load(100)
+    other.save(_state(20), 200)
+    assert ckpt.latest() == 200
+    read.clear()
+    assert other.latest() == 200
+    assert read == []
 
 
 def test_each_manifest_is_read_once(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -455,21 +464,6 @@ def test_a_server_is_asked_for_several_manifests_at_once(make: Make, runs: Path)
             return super().manifest(step, files=files)
 
     assert by_age(Slow(runs)) == [1, 2, 3]
-
-
-def test_latest_after_close(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another Checkpointer may have replaced a known checkpoint: all manifests are read."""
-    ckpt = make()
-    for step in (100, 200, 300):
-        ckpt.save(_state(step), step)
-    ckpt.close()
-    other = make()
-    other.load(100)
-    other.save(_state(20), 200)
-    assert ckpt.latest() == 200
-    read = _count_manifests(monkeypatch)
-    assert other.latest() == 200
-    assert read == []
 
 
 def test_latest_while_its_step_is_replaced(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -733,20 +727,8 @@ def test_unreadable_manifest(make: Make, runs: Path, monkeypatch, number: int) -
             assert _value(load(on_corrupt="previous")) == 1
 
 
-def test_every_one_damaged(make: Make, runs: Path) -> None:
-    """If there is no sound checkpoint, the error says so."""
-    ckpt = make()
-    ckpt.save(_state(1), 1)
-    _flip(runs / "step-1" / "state.json", 3)
-    with (
-        pytest.warns(RuntimeWarning),
-        pytest.raises(DataMismatchError, match="every checkpoint is damaged"),
-    ):
-        ckpt.load(on_corrupt="previous")
-
-
 def test_nothing_to_load(make: Make) -> None:
-    """An empty directory, and a missing step."""
+    """An empty directory, a missing step, and no sound checkpoint."""
     ckpt = make()
     assert ckpt.latest() is None
     with pytest.raises(TargetError, match="holds no complete checkpoint"):
@@ -756,6 +738,12 @@ def test_nothing_to_load(make: Make) -> None:
         ckpt.load(7)
     with pytest.raises(OptionError, match="on_corrupt"):
         ckpt.load(on_corrupt="ignore")
+    _flip(ckpt._store.directory / "step-1" / "state.json", 3)
+    with (
+        pytest.warns(RuntimeWarning),
+        pytest.raises(DataMismatchError, match="every checkpoint is damaged"),
+    ):
+        ckpt.load(on_corrupt="previous")
 
 
 def test_lazy(make: Make) -> None:

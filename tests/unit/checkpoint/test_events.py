@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
 import time
 import warnings
@@ -159,20 +157,6 @@ def test_a_checkpointer_that_is_forgotten(runs: Path) -> None:
     assert [thread for thread in threading.enumerate() if thread.name == "iobench-events"] == []
     with Checkpointer(runs, writer="buffered") as again:
         assert again.load()["weight"].tolist() == [0] * 64
-
-
-def test_the_end_of_the_interpreter(runs: Path) -> None:
-    """A script without `close` is told of its last save."""
-    script = (
-        "import sys, torch, iobench\n"
-        "ckpt = iobench.Checkpointer(sys.argv[1], writer='buffered', on_event=lambda save, event:"
-        " print(save.step, event, flush=True))\n"
-        "ckpt.save_async({'weight': torch.ones(64)}, 7)\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script, str(runs)], capture_output=True, text=True, check=True
-    )
-    assert done.stdout.split("\n")[:2] == ["7 copied", "7 committed"]
 
 
 def test_a_close_in_another_thread(runs: Path) -> None:

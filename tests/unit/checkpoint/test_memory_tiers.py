@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from support.fake_cuda import FakeCuda
 
 from iobench import (
     Checkpointer,
@@ -116,18 +115,30 @@ def test_one_snapshot_is_in_one_memory(saving: Any, gated: Any) -> None:
             assert torch.equal(ckpt.load(step)["w"], _state(step)["w"])
 
 
-def test_the_newest_first(saving: Any, gated: Any) -> None:
-    """A trainer that drops old snapshots gets the newest one written first, and the others too."""
-    with saving(*_two(), on_full="drop") as ckpt:
+@pytest.mark.parametrize(
+    ("tiers", "statuses", "steps"),
+    [
+        (_two(), ["waiting", "waiting", "waiting"], [0, 1, 2, 3]),
+        ([Memory("2MiB")], ["dropped", "dropped", "waiting"], [0, 3]),
+    ],
+)
+def test_the_newest_first(
+    saving: Any, gated: Any, tiers: list[Memory], statuses: list[str], steps: list[int]
+) -> None:
+    """A trainer that drops old snapshots waits for nothing. It gets the newest one written first,
+    and all others that memory holds too."""
+    with saving(*tiers, on_full="drop") as ckpt:
         ckpt.save_async(_state(0), 0)
-        gated.begun.acquire()
+        assert gated.begun.acquire(timeout=60)
         saves = [ckpt.save_async(_state(step), step) for step in (1, 2, 3)]
+        assert _states(saves) == statuses
+        assert not any(save.copies for save in saves if save.status == "dropped")
         gated.let()
         assert gated.begun.acquire(timeout=60)
-        assert _states(saves) == ["waiting", "waiting", "writing"]
+        assert saves[-1].status == "writing"
         gated.let(3)
         ckpt.wait()
-        assert ckpt.steps() == [0, 1, 2, 3]
+        assert ckpt.steps() == steps
 
 
 def test_full_memory_waits_for_storage(runs: Path, saving: Any, gated: Any) -> None:
@@ -292,19 +303,6 @@ def test_a_larger_state_while_smaller_ones_wait(runs: Path, saving: Any, gated: 
         assert torch.equal(ckpt.load(3)["w"], larger["w"])
 
 
-def test_full_memory_drops_the_oldest(saving: Any, gated: Any) -> None:
-    """With on_full="drop" nothing waits."""
-    with saving(Memory("2MiB"), on_full="drop") as ckpt:
-        saves = [ckpt.save_async(_state(0), 0)]
-        assert gated.begun.acquire(timeout=60)
-        saves += [ckpt.save_async(_state(step), step) for step in (1, 2, 3)]
-        assert _states(saves) == ["writing", "dropped", "dropped", "waiting"]
-        assert saves[1].copies == []
-        gated.let(2)
-        ckpt.wait()
-        assert ckpt.steps() == [0, 3]
-
-
 def test_memory_is_freed(runs: Path) -> None:
     """With the Checkpointer, and with one that nobody closed."""
     with Checkpointer(runs / "a", tiers=[Memory("64MiB", path=_SHARED)]) as ckpt:
@@ -427,15 +425,3 @@ def test_memory_that_the_system_refuses(monkeypatch: pytest.MonkeyPatch) -> None
     assert {slot.tier for slot in slots if isinstance(slot, MemorySlot)} == {"memory"}
     with pytest.raises(StateError, match="does not fit"):
         pool.take(pinned=False)
-
-
-def test_memory_for_cuda_tensors_is_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All of it, until it is freed."""
-    pinned = FakeCuda(monkeypatch).registered
-    pool = MemoryPool([MemoryTier(Memory("4MiB"))])
-    pool.grow(MIB)
-    slot = pool.take(pinned=True)
-    assert pinned == {slot.memory.ctypes.data: len(slot.memory)}
-    pool.give(slot)
-    pool.free()
-    assert not pinned

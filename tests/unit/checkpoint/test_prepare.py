@@ -231,7 +231,8 @@ def test_a_child_is_forked_while_it_prepares(ckpt: Checkpointer, pages: _Pages) 
 _SCRIPT = """
 import sys, torch
 from iobench import Checkpointer
-ckpt = Checkpointer(sys.argv[1], writer="buffered")
+told = lambda save, event: print(save.step, event, flush=True)
+ckpt = Checkpointer(sys.argv[1], writer="buffered", on_event=told)
 state = {"w": torch.ones(16 << 20)}
 ckpt.prepare(state)
 ckpt.save_async(state, 1)
@@ -240,7 +241,7 @@ ckpt.prepare({"w": torch.ones(32 << 20)})
 
 
 def test_the_interpreter_ends_while_it_prepares(runs: Path) -> None:
-    """Without `close`: the save is finished, and the exit is that of any other script."""
+    """Without `close`: the save is finished and told, and the exit is that of any other script."""
     done = subprocess.run(
         [sys.executable, "-c", _SCRIPT, str(runs)],
         capture_output=True,
@@ -248,4 +249,5 @@ def test_the_interpreter_ends_while_it_prepares(runs: Path) -> None:
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout == b"1 copied\n1 committed\n"
     assert load_checkpoint(runs)["w"].sum() == 16 << 20

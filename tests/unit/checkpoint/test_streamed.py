@@ -13,10 +13,12 @@ import torch
 from support.fake_cuda import FakeCuda
 from support.fake_device import states_on_a_gpu
 
-from iobench import Checkpointer, KeepLast, Remote, load_checkpoint
+from iobench import Checkpointer, KeepLast, Memory, Remote, load_checkpoint
 from iobench.checkpoint.slots import SlotPool
 from iobench.checkpoint.streamed import Streamed
 from iobench.errors import StateError, TransferError
+from iobench.remote.memory import MemoryTier
+from iobench.remote.memory_pool import MemoryPool
 from iobench.units import KIB, MIB
 from iobench.writers.base import Writer
 from iobench.writers.blocks import interpreter_end
@@ -368,13 +370,18 @@ def test_written_a_second_time() -> None:
         streamed.image(FileImage.of("f", [rest])).gather(0, 10, room)
 
 
-def test_only_the_budget_is_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pages are made of pinned memory: the beginning of a slot takes none."""
+@pytest.mark.parametrize("tiers", [False, True])
+def test_slots_for_cuda_tensors_are_pinned(tiers: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of their memory, until it is freed. Pages are made of pinned memory: the beginning of a
+    slot that a budget has no room for takes none."""
     pinned = FakeCuda(monkeypatch).registered
-    pool = SlotPool(2, MIB, streams=True)
+    pool: SlotPool | MemoryPool = SlotPool(2, MIB, streams=True)
+    if tiers:
+        pool = MemoryPool([MemoryTier(Memory("4MiB"))])
     pool.grow(3 * MIB)
     slot = pool.take(pinned=True)
-    assert pinned == {slot.memory.ctypes.data + 2 * MIB: MIB}
+    begin = 0 if tiers else 2 * MIB
+    assert pinned == {slot.memory.ctypes.data + begin: 3 * MIB - begin}
     pool.give(slot)
     pool.free()
     assert not pinned

@@ -1,4 +1,4 @@
-"""Files are restored into one allocation; each tensor has its own part."""
+"""Files are restored into one allocation; each tensor has its own part. The collector is paused."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import errno
 import gc
 import io
 import itertools
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,11 +16,12 @@ import safetensors.torch
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from support.reentry import everywhere
 from torch.utils.serialization import config
 
 from iobench import linux
 from iobench.errors import TransferError
-from iobench.formats import file_memory, torch_file
+from iobench.formats import collector, file_memory, torch_file
 from iobench.formats import safetensors as our_safetensors
 from iobench.formats.collector import collector_paused
 from iobench.formats.file_memory import FileMemory
@@ -285,3 +287,42 @@ def test_more_than_there_is() -> None:
     with pytest.raises(TransferError, match="making room in memory") as caught:
         FileMemory("huge.pt", 1 << 60)
     assert (caught.value.errno, caught.value.filename) == (errno.ENOMEM, "huge.pt")
+
+
+def test_a_child_that_is_forked_in_a_pause() -> None:
+    """It has the collector on: the thread that would resume it may be missing there."""
+    with collector_paused():
+        assert not gc.isenabled()
+        if (child := os.fork()) == 0:
+            os._exit(gc.isenabled())
+        assert not gc.isenabled()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
+    assert gc.isenabled()
+    with collector_paused(), collector_paused():
+        pass
+    gc.disable()
+    try:
+        if (child := os.fork()) == 0:
+            os._exit(gc.isenabled())
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    finally:
+        gc.enable()
+
+
+def test_a_pause_that_another_thread_begins_meanwhile() -> None:
+    """Both are counted, and none is left at the end."""
+
+    def pause() -> None:
+        with collector_paused():
+            pass
+
+    def check(enter: Callable[..., bool]) -> bool:
+        other = collector_paused()
+        there = enter(pause, other.__enter__)
+        if there:
+            other.__exit__(None, None, None)
+        assert not collector._pauses
+        assert gc.isenabled()
+        return there
+
+    everywhere(collector, check)

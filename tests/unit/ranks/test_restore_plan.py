@@ -1,23 +1,34 @@
-"""Restore plans: every rank gets every byte it wants, and the modes read as often as they say."""
+"""Restore plans: every rank gets every byte it wants, and the modes read as often as they say.
+slices: every byte once, equal shares, cuts where they are allowed."""
 
 from __future__ import annotations
 
+import itertools
+from math import prod
+
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from iobench.checkpoint.ranked.slice_planner import boxes, cut_bytes
 from iobench.errors import OptionError
 from iobench.ranks.restore_plan import (
+    MAX_IMBALANCE,
     MODES,
     Range,
     ReadMode,
     check_restore_mode,
+    fitting_align,
     head,
     held_plan,
     merged,
     plan,
     shared,
+    slices,
+    writers_of,
 )
+from iobench.units import GIB, KIB, MIB
 
 _RANGES = st.lists(
     st.builds(
@@ -112,3 +123,118 @@ def test_files_in_memory(wanted: list[list[Range]], data: st.DataObject, piece_b
             if rank in piece.ring and piece.before(rank) is not None:
                 got |= _bytes([Range(*piece[:3])])
         assert got == _bytes(wanted[rank])
+
+
+_SIZES = st.lists(st.integers(0, 40 * MIB), max_size=12)
+_LAYOUTS = st.lists(st.integers(1, 5), min_size=1, max_size=6)  # ranks of each node
+_ALIGNS = st.sampled_from([1, 512, 4 * KIB, 100_000, MIB])
+
+
+def _nodes(layout: list[int]) -> list[int]:
+    return [node for node, ranks in enumerate(layout) for _ in range(ranks)]
+
+
+def _size(ranges: list[Range]) -> int:
+    return sum(part.size_bytes for part in ranges)
+
+
+@given(_SIZES, _LAYOUTS, _ALIGNS, st.none() | st.integers(1, 6))
+def test_every_byte_is_written_once_in_equal_shares(
+    sizes: list[int], layout: list[int], align: int, writers_per_node: int | None
+) -> None:
+    """The ranges of all ranks, in rank order, are the items from begin to end, with aligned cuts.
+    Nodes have equal shares, whatever their ranks; then the writers of each node do, up to a
+    block."""
+    nodes = _nodes(layout)
+    found = slices(sizes, nodes, align=align, writers_per_node=writers_per_node)
+    ranges = list(itertools.chain.from_iterable(found))
+    assert len(found) == len(nodes)
+    for item, size in enumerate(sizes):
+        parts = [part for part in ranges if part.item == item]
+        edges = [0, *(part.stop for part in parts)]
+        assert [part.start for part in parts] == edges[:-1]
+        assert edges[-1] == size
+        assert all(edge % align == 0 for edge in edges[1:-1])
+        assert all(part.size_bytes for part in parts)
+    writers = writers_of(nodes, writers_per_node)
+    allowed = set(itertools.chain.from_iterable(writers))
+    assert all(rank in allowed for rank, parts in enumerate(found) if parts)
+    share = sum(sizes) / len(layout)
+    for ranks in writers:
+        assert abs(sum(_size(found[rank]) for rank in ranks) - share) <= align
+        assert all(abs(_size(found[rank]) - share / len(ranks)) <= align for rank in ranks)
+
+
+@given(
+    st.integers(20 * MIB, 400 * GIB), st.integers(1, 64), st.sampled_from([64 * KIB, 8 * MIB, GIB])
+)
+def test_shares_differ_by_one_percent_at_most(size: int, ranks: int, block_size: int) -> None:
+    """The block is divided until the largest rank has at most 1 % above the mean."""
+    align = fitting_align(size, ranks, block_size)
+    shares = [_size(part) for part in slices([size], [0] * ranks, align=align)]
+    mean = size / ranks
+    assert align <= block_size
+    assert max(shares) <= mean * (1 + MAX_IMBALANCE) or mean < 6.4 * MIB
+
+
+@given(st.integers(1, 8), st.integers(1, 8), st.integers(1, 4))
+def test_few_blocks_go_to_different_nodes(nodes: int, blocks: int, ranks_per_node: int) -> None:
+    """No node has two blocks while another has none."""
+    where = [node for node in range(nodes) for _ in range(ranks_per_node)]
+    found = slices([blocks * MIB], where, align=MIB)
+    by_node = [
+        sum(_size(found[rank]) for rank, node in enumerate(where) if node == wanted) // MIB
+        for wanted in range(nodes)
+    ]
+    assert max(by_node) - min(by_node) <= 1
+
+
+def test_ranks_of_interleaved_nodes() -> None:
+    """Ranks that are not numbered node by node count for the node that they are on."""
+    found = slices([4 * MIB], [0, 1, 0, 1], align=MIB, writers_per_node=1)
+    assert found == [[Range(0, 0, 2 * MIB)], [Range(0, 2 * MIB, 4 * MIB)], [], []]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "options"),
+    [([], {"align": 1}), ([0], {"align": 0}), ([0], {"align": 1, "writers_per_node": 0})],
+)
+def test_what_makes_no_sense_is_refused(nodes: list[int], options: dict[str, int]) -> None:
+    """No ranks, no block and no writers are errors of the caller."""
+    with pytest.raises(OptionError):
+        slices([1], nodes, **options)
+
+
+@given(st.lists(st.integers(0, 6), max_size=4), st.data())
+def test_boxes_are_the_elements_of_the_range(shape: list[int], data: st.DataObject) -> None:
+    """Together the boxes have each element of the range once, in order, and are contiguous."""
+    elements = np.arange(prod(shape)).reshape(shape)
+    start = data.draw(st.integers(0, elements.size))
+    stop = data.draw(st.integers(start, elements.size))
+    found = boxes(shape, start, stop)
+    values = []
+    for offsets, sizes in found:
+        where = tuple(slice(o, o + s) for o, s in zip(offsets, sizes, strict=True))
+        part = elements[where]
+        assert part.size
+        assert np.array_equal(part.ravel(), np.arange(part.size) + part.ravel()[0])
+        values += part.ravel().tolist()
+    assert values == list(range(start, stop))
+    assert len(found) <= max(1, 2 * len(shape) - 1)
+
+
+@pytest.mark.parametrize(
+    ("shape", "align", "step"),
+    [
+        ((1000, 64), 4096, 4096),  # rows of 256 bytes: 16 rows
+        ((1000, 33), 4096, 31 * 132),  # rows of 132 bytes: whole rows only
+        ((3, 2**20), 4096, 4096),  # few rows: cut inside a row
+        ((4096,), 4096, 4096),
+        ((10, 10), 4096, 4000),  # smaller than a block: never cut
+        ((), 4096, 4096),
+        ((0, 5), 4096, 4096),
+    ],
+)
+def test_step_of_a_tensor(shape: tuple[int, ...], align: int, step: int) -> None:
+    """A tensor is cut at rows where rows are smaller than a block, otherwise inside them."""
+    assert cut_bytes(shape, 4, align) == step

@@ -1,12 +1,16 @@
-"""The recovery plan: the newest version that all ranks can have, and its sources."""
+"""The recovery plan: the newest version that all ranks can have, and its sources. Partner: which
+node keeps the copies of a rank, and its options."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iobench.replicas.partner import partner_nodes
+from iobench.errors import OptionError, UsageError
+from iobench.replicas.partner import Partner, partner_nodes
 from iobench.replicas.recovery import MemoryCopy, StoredCopy, Version, recovery_plan
 
 _OLD, _NEW = Version(1, 10, "a"), Version(2, 20, "a")
@@ -111,3 +115,44 @@ def test_what_survives_the_loss_of_nodes(
     for rank in range(len(nodes)):
         assert plan.stored or plan.holders[rank]
         assert lost.isdisjoint(plan.holders.get(rank, ()))
+
+
+@given(st.integers(2, 300))
+def test_every_node_has_a_partner_that_keeps_one_nodes_copies(count: int) -> None:
+    """No node is its own partner, and the load is one node's copies on every node."""
+    partners = partner_nodes(count)
+    assert sorted(partners) == list(range(count))
+    assert all(node != partner for node, partner in enumerate(partners))
+
+
+def test_pairs_and_a_last_ring_of_three() -> None:
+    """An even count has pairs; of an odd one, the last three nodes form a ring. One node cannot
+    lose itself and keep a copy."""
+    assert [partner_nodes(count) for count in (2, 3, 4, 5)] == [
+        *([1, 0], [1, 2, 0], [1, 0, 3, 2], [1, 0, 3, 4, 2])
+    ]
+    with pytest.raises(UsageError, match="needs 2 nodes or more, this job has 1"):
+        partner_nodes(1)
+
+
+def test_each_rank_has_a_receiver_on_another_node() -> None:
+    """Node numbers need not be consecutive, nor have the same number of ranks."""
+    assert Partner().receivers([0, 0, 3, 7, 7, 7, 9]) == [2, 2, 0, 6, 6, 6, 3]
+    assert Partner().receivers([0, 1, 0, 1]) == [1, 0, 3, 2]
+    assert Partner().receivers([0, 0]) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"share": 0}, "share=0: more than 0"),
+        ({"share": 2.0}, "share=2.0"),
+        ({"rate": 0}, "rate=0: must be at least 1 byte"),
+        ({"memory": "many"}, "memory"),
+        ({"keep": "for ever"}, "keep"),
+    ],
+)
+def test_options_are_checked(options: dict[str, Any], told: str) -> None:
+    """At once, before a rank connects."""
+    with pytest.raises(OptionError, match=told):
+        Partner(**options)
