@@ -10,7 +10,7 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from iobench.errors import UnavailableError
+from iobench.errors import UnavailableError, transfer_errors
 
 if TYPE_CHECKING:
     from iobench.writers.aiofiles import AiofilesWriter
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from iobench.writers.hybrid import HybridWriter
     from iobench.writers.image import Bytes, FileImage, Segment
     from iobench.writers.local.new_file import NewFile, try_directory
-    from iobench.writers.local.posix import PosixWriter, pread_all, pwrite_all, transfer_errors
+    from iobench.writers.local.posix import PosixWriter, pread_all, pwrite_all
     from iobench.writers.null import NullWriter
     from iobench.writers.odirect import ODirectWriter
     from iobench.writers.options import WriterOptions, option
@@ -95,7 +95,7 @@ _MODULES = {
     "device.staging": ("staged",),
     "image": ("Bytes", "FileImage", "Segment"),
     "local.new_file": ("NewFile", "try_directory"),
-    "local.posix": ("PosixWriter", "pread_all", "pwrite_all", "transfer_errors"),
+    "local.posix": ("PosixWriter", "pread_all", "pwrite_all"),
     "options": ("WriterOptions", "option"),
     "source": ("LocalSource", "RangeSource", "Source"),
     "stream": ("BlockStream", "PlainSink", "Sink"),

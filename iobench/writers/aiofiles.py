@@ -29,8 +29,6 @@ from iobench.writers.options import AiofilesValues, WriterOptions, option
 from iobench.writers.stream import BlockStream, PlainSink
 from iobench.writers.transfer import Meter
 
-__all__ = ["AiofilesOptions", "AiofilesWriter"]
-
 _T = TypeVar("_T")
 _Ts = TypeVarTuple("_Ts")
 

@@ -21,11 +21,6 @@ from iobench.writers.source import LocalSource, Source
 from iobench.writers.stream import BlockStream
 from iobench.writers.transfer import Fallback, Meter, Transfer
 
-__all__ = [
-    *("Availability", "CopyReader", "StoredObjects", "StoredReader", "Writer"),
-    *("check_ranges", "remedy_of"),
-]
-
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 
 _MOVING = {

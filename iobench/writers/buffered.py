@@ -9,8 +9,6 @@ from iobench.writers.file_writer import FileSetting, FileWriter
 from iobench.writers.hybrid_paths.policy import IoPath
 from iobench.writers.options import CachedOptions, CachedValues
 
-__all__ = ["BufferedOptions", "BufferedWriter"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class BufferedOptions(CachedOptions):

@@ -31,11 +31,6 @@ from iobench.writers.base import Writer
 from iobench.writers.s3_store.target import is_s3
 from iobench.writers.transfer import Fallback
 
-__all__ = [
-    *("SCHEMA", "Tuned", "WriterConfig", "WriterLike"),
-    *("dump_writer", "load_writer", "read_config", "writer_of"),
-]
-
 WriterLike = Writer | str | os.PathLike[str]
 """A Writer, the name of one (`odirect,block_size=8MiB` with options), or the path of a config."""
 

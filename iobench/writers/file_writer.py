@@ -50,8 +50,6 @@ from iobench.writers.options import WriterOptions
 from iobench.writers.stream import BlockStream, PlainSink
 from iobench.writers.transfer import Meter
 
-__all__ = ["FileSetting", "FileWriter"]
-
 _BYTES = linux.DioAlignment(memory=1, offset=1)
 
 

@@ -31,8 +31,6 @@ from iobench.writers.options import DirectValues, block_size_option, option
 from iobench.writers.stream import BlockStream
 from iobench.writers.transfer import Meter
 
-__all__ = ["CuFile", "GdsOptions", "GdsWriter", "cufile_missing", "load_cufile", "open_cufile"]
-
 _ERRORS = 5000
 """Smaller numbers are an errno."""
 _NAMES = {

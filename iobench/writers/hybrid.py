@@ -19,8 +19,6 @@ from iobench.writers.local.posix import pwrite_all
 from iobench.writers.options import HybridValues, WriterOptions, option
 from iobench.writers.transfer import Meter
 
-__all__ = ["HybridOptions", "HybridWriter"]
-
 _PATHS = {
     "all": tuple(IoPath),
     "direct": (IoPath.DIRECT, IoPath.BUFFERED),

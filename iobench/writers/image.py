@@ -18,23 +18,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 import numpy as np
 
 from iobench.errors import UsageError
-from iobench.writers.blocks.pages import Bytes
-from iobench.writers.device.base import AnyMemory, Device, DeviceBytes
+from iobench.writers.blocks.pages import Bytes as Bytes
+from iobench.writers.device.base import AnyMemory as AnyMemory
+from iobench.writers.device.base import Device, DeviceBytes
 
 if TYPE_CHECKING:
     from iobench.writers.transfer import Meter
-
-__all__ = [
-    "AnyMemory",
-    "Bytes",
-    "Extent",
-    "FileImage",
-    "HostBytes",
-    "Ranges",
-    "Segment",
-    "WrappedImage",
-    "in_batches",
-]
 
 Ranges: TypeAlias = Sequence[tuple[int, int]]
 """Ranges [start, stop) of a file, in its order. They do not overlap."""

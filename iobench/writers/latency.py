@@ -10,8 +10,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol, Self
 
-__all__ = ["Latency", "LatencyCounter", "LatencyFigures", "add_latencies"]
-
 _BITS = 7  # of a latency in ns that its bin keeps, like fio: bins are at most 1.6% wide
 _NS = 1_000_000_000
 

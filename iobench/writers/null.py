@@ -16,8 +16,6 @@ from iobench.writers.options import NullValues, WriterOptions, option
 from iobench.writers.stream import BlockStream, PlainSink
 from iobench.writers.transfer import Meter, Transfer
 
-__all__ = ["NullOptions", "NullWriter"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class NullOptions(WriterOptions):

@@ -11,22 +11,6 @@ from typing import Any, Self, TypedDict, get_type_hints
 from iobench.errors import OptionError, UnknownNameError
 from iobench.units import GIB, KIB, MIB, format_size_exact, parse_size
 
-__all__ = [
-    "AiofilesValues",
-    "CachedOptions",
-    "CachedValues",
-    "DirectValues",
-    "HybridValues",
-    "NullValues",
-    "OptionInfo",
-    "S3Values",
-    "UncachedValues",
-    "UringValues",
-    "WriterOptions",
-    "block_size_option",
-    "option",
-]
-
 _TRUE, _FALSE = {"true", "yes", "on", "1"}, {"false", "no", "off", "0"}
 
 

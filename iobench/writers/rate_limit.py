@@ -9,8 +9,6 @@ from contextlib import contextmanager
 
 from iobench.writers.image import AnyMemory, Bytes, FileImage, WrappedImage
 
-__all__ = ["RateLimit", "StoppedError"]
-
 _LOOK_AGAIN_S = 0.02
 _UNIT_S, _LEAST_UNIT = 0.01, 16 * 1024
 

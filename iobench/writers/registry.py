@@ -11,8 +11,6 @@ from typing import Any, Generic, TypeVar
 from iobench.errors import OptionError, UnavailableError, UnknownNameError, UsageError
 from iobench.writers.base import Writer
 
-__all__ = ["GROUP", "Registry", "make", "names", "split_specs", "writer_class"]
-
 GROUP = "iobench.writers"
 
 T = TypeVar("T")

@@ -13,8 +13,6 @@ from iobench.writers.local.deferred_free import HeldFile, free_later, freed_late
 from iobench.writers.local.new_file import sync_directory
 from iobench.writers.s3_store.target import S3Target, is_s3
 
-__all__ = ["entries_below", "remove_file", "remove_tree"]
-
 _TRIES = 1000  # each finds fewer entries
 
 

@@ -30,8 +30,6 @@ from iobench.writers.s3_store.upload import S3Upload
 from iobench.writers.stream import BlockStream, Sink
 from iobench.writers.transfer import Meter, Transfer
 
-__all__ = ["PartSink", "S3Options", "S3Writer"]
-
 _TINY = 64 * KIB  # segments shorter than this on average are gathered into one block first
 _PROBE = ".iobench-probe"
 

@@ -14,8 +14,6 @@ import numpy as np
 from iobench.regular_file import open_regular
 from iobench.writers.image import Bytes, FileImage
 
-__all__ = ["BytesSource", "ImageSource", "LocalSource", "RangeSource", "Source"]
-
 
 class Source(Protocol):
     """A binary file object that reads, seeks, and fetches many small ranges in one call."""

@@ -26,9 +26,6 @@ from iobench.writers.blocks import interpreter_end
 from iobench.writers.image import Bytes
 from iobench.writers.transfer import Meter, Transfer
 
-__all__ = ["BlockStream", "PlainSink", "Sink"]
-
-
 _END = struct.Struct("<4sQ2H2L4Q4sLQL4s4H2LH")
 """What torch writes last: zip64 end of directory, its locator, end of directory."""
 _LAST_RECORD = b"/.data/serialization_id"

@@ -11,8 +11,6 @@ from typing import Literal
 
 from iobench.writers.latency import Latency, LatencyCounter, add_latencies
 
-__all__ = ["TICK_S", "Fallback", "Meter", "PathCount", "Transfer"]
-
 TICK_S = 0.01
 """The resolution of `Transfer.completed`, in seconds."""
 

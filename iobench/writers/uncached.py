@@ -9,8 +9,6 @@ from iobench.writers.file_writer import FileSetting, FileWriter
 from iobench.writers.hybrid_paths.policy import IoPath
 from iobench.writers.options import CachedOptions, UncachedValues, option
 
-__all__ = ["UncachedOptions", "UncachedWriter"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class UncachedOptions(CachedOptions):

@@ -10,8 +10,6 @@ from iobench.writers.file_writer import FileSetting, FileWriter
 from iobench.writers.hybrid_paths.policy import IoPath
 from iobench.writers.options import UringValues, WriterOptions, block_size_option, option
 
-__all__ = ["UringOptions", "UringWriter"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class UringOptions(WriterOptions):

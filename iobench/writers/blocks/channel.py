@@ -41,8 +41,6 @@ from typing import Any, Generic, Literal, TypeVar
 
 from iobench.writers.blocks.interrupt_safe import Worker, uninterrupted
 
-__all__ = ["Channel", "Lease", "LeaseState", "OnFull"]
-
 T = TypeVar("T")
 
 

@@ -20,8 +20,6 @@ from typing import Any, TypeVar
 
 from iobench.writers.blocks.interrupt_safe import Worker, uninterrupted
 
-__all__ = ["at_end", "begun", "lost"]
-
 _Owner = TypeVar("_Owner")
 
 _owners: weakref.WeakKeyDictionary[Any, Callable[[Any], object]] = weakref.WeakKeyDictionary()

@@ -11,8 +11,6 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-__all__ = ["Worker", "start_workers", "uninterrupted"]
-
 
 class Worker(threading.Thread):
     """A thread that counts as alive until it has ended, even if Ctrl-C interrupts `join`.

@@ -15,10 +15,6 @@ if TYPE_CHECKING:
 from iobench import linux
 from iobench.environment.memory import host_takes_free_memory
 
-__all__ = [
-    *("HUGE_PAGE", "Bytes", "fresh_pages", "in_huge_pages", "make_pages", "pages_to_read_into"),
-]
-
 Bytes: TypeAlias = "npt.NDArray[np.uint8]"
 """A one-dimensional array of bytes: host memory inside iobench."""
 

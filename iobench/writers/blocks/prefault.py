@@ -16,8 +16,6 @@ from iobench.writers.blocks.interrupt_safe import Worker, uninterrupted
 from iobench.writers.blocks.pages import HUGE_PAGE
 from iobench.writers.image import Bytes, FileImage, Ranges
 
-__all__ = ["LEAD_BYTES", "faulted_ahead"]
-
 LEAD_BYTES = 64 * MIB
 """The distance between the read and the pages made: more than a writer has in flight."""
 

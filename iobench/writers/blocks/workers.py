@@ -16,8 +16,6 @@ from iobench.writers.blocks.pages import HUGE_PAGE, fresh_pages
 from iobench.writers.image import Bytes
 from iobench.writers.transfer import Meter
 
-__all__ = ["BlockPool", "Blocks", "map_in_workers", "run_workers"]
-
 _T = TypeVar("_T")
 _R = TypeVar("_R")
 _B = TypeVar("_B", bound="SharedBlocks")

@@ -12,9 +12,6 @@ from typing import Any, Self, TypeAlias
 
 from iobench.writers.blocks.pages import Bytes
 
-__all__ = ["AnyMemory", "CopyStream", "Device", "DeviceBytes"]
-
-
 AnyMemory: TypeAlias = "Bytes | DeviceBytes"
 """The memory of a segment: on the host or on a device."""
 

@@ -24,8 +24,6 @@ from iobench.units import KIB
 from iobench.writers.blocks.pages import Bytes
 from iobench.writers.device.base import AnyMemory, CopyStream, Device, DeviceBytes
 
-__all__ = ["CudaBytes", "CudaDevice", "cuda_device"]
-
 _PORTABLE = 1  # cudaHostRegisterPortable: pinned for every device of the process
 _ALREADY = 712  # cudaErrorHostMemoryAlreadyRegistered
 _GPU_PAGE = 64 * KIB  # of the mappings that GPUDirect reads and writes

@@ -19,8 +19,6 @@ from iobench.writers.device.base import CopyStream, Device, DeviceBytes
 from iobench.writers.image import AnyMemory, Bytes, FileImage, WrappedImage
 from iobench.writers.transfer import Meter
 
-__all__ = ["DeviceCopies", "StagedImage", "staged"]
-
 
 class DeviceCopies:
     """One stream per device, ordered after everything that the calling thread has queued there.

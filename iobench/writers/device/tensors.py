@@ -10,8 +10,6 @@ from iobench.errors import UsageError
 from iobench.writers.blocks.pages import Bytes
 from iobench.writers.device.base import AnyMemory, DeviceBytes
 
-__all__ = ["device_bytes", "in_place_memory", "resolved", "tensor_bytes", "tensor_memory"]
-
 
 def tensor_bytes(tensor: torch.Tensor) -> Bytes:
     """Return the tensor's bytes as a view; as a copy only when it is not contiguous.

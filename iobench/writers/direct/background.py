@@ -19,8 +19,6 @@ from iobench.writers.local.new_file import NewFile
 from iobench.writers.stream import Sink
 from iobench.writers.transfer import Meter
 
-__all__ = ["BackgroundSink", "ReserveAhead", "most_blocks"]
-
 _RESERVE_STEP = GIB
 _RESERVE_ROOM = 4 * _RESERVE_STEP  # with less free space, nothing is reserved ahead
 

@@ -25,10 +25,6 @@ from iobench.writers.local.direct_file import (
 )
 from iobench.writers.transfer import Meter
 
-__all__ = [
-    *("BlockingEngine", "CompletionLatch", "DirectEngine", "RingEngine", "ignore", "most_pieces"),
-]
-
 
 def ignore(_ok: bool) -> None:
     """No-op completion callback."""

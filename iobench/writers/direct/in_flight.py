@@ -15,16 +15,6 @@ from iobench.writers.image import Bytes
 from iobench.writers.local.direct_file import DirectFile, read_on, written_on
 from iobench.writers.transfer import Meter
 
-__all__ = [
-    "InFlight",
-    "OnComplete",
-    "PyuringRing",
-    "Ring",
-    "RingOperation",
-    "open_ring",
-    "setup_flags",
-]
-
 _RING_TRANSIENT = {errno.EAGAIN, errno.EBUSY, errno.EINTR}
 _RING_PAUSE_S = 0.005
 _PAUSES = 1000  # give up after 5 s in which the kernel takes and completes no operation

@@ -17,8 +17,6 @@ from iobench.writers.local.direct_file import round_up
 from iobench.writers.local.posix import pread_all, pwrite_all
 from iobench.writers.transfer import Meter
 
-__all__ = ["CachedFile", "DontCache", "dontcache_refusal", "on_storage", "read_uncached"]
-
 _REFUSED = {errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS}
 # Of the three flags, WAIT_BEFORE is needed too: a page under write-back that is dirtied again is
 # not written a second time without it (sync_file_range(2)).

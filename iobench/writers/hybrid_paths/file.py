@@ -46,8 +46,6 @@ from iobench.writers.local.direct_file import (
 )
 from iobench.writers.transfer import Meter
 
-__all__ = ["PathFile", "PathSupport"]
-
 _PAGES = linux.DioAlignment(memory=linux.PAGE, offset=linux.PAGE)
 
 

@@ -16,16 +16,6 @@ from iobench.environment.kernelfs import read_int, read_text
 from iobench.environment.memory import parse_meminfo
 from iobench.units import MIB
 
-__all__ = [
-    "Decision",
-    "IoOperation",
-    "IoPath",
-    "MemoryPressure",
-    "PathPolicy",
-    "Position",
-    "Pressure",
-]
-
 _INTERVAL_S = 0.25
 _SHORT_PART = 0.05
 _SHORT_BYTES = 256 * MIB

@@ -22,8 +22,6 @@ from pathlib import Path
 from iobench import linux
 from iobench.units import MIB
 
-__all__ = ["HeldFile", "free_later", "freed_later", "hold", "wait"]
-
 _LARGE = 64 * MIB  # freeing a smaller file costs too little for a thread
 _MOST_HELD = 64  # descriptors
 # linux/magic.h. XFS and btrfs free in the background themselves. On NFS a removed file that is open

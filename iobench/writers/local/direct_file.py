@@ -13,20 +13,6 @@ from iobench.errors import DataMismatchError, UnavailableError
 from iobench.writers.blocks.pages import in_huge_pages
 from iobench.writers.image import Bytes, Extent
 
-__all__ = [
-    "NO_DIRECT_REMEDY",
-    "REFUSED",
-    "DirectFile",
-    "aligned_view",
-    "direct_alignment",
-    "pread_direct",
-    "pwrite_direct",
-    "read_on",
-    "round_up",
-    "view_to_fill",
-    "written_on",
-]
-
 REFUSED = {errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTTY}
 """Errors of a file system without direct I/O, or that refuses this operation."""
 NO_DIRECT_REMEDY = (

@@ -24,13 +24,6 @@ from iobench.writers.local.deferred_free import freed_later
 from iobench.writers.local.reused_file import with_space_of_spare
 from iobench.writers.transfer import Meter
 
-__all__ = [
-    *("PART_SUFFIX", "NewFile", "ProbeFile"),
-    *("check_replaceable", "copy_metadata", "copy_owner", "existing_file", "set_permissions"),
-    *("make_directories", "missing_directories", "open_source", "reserve_blocks"),
-    *("sync_directory", "try_directory", "write_bytes", "write_text"),
-]
-
 PART_SUFFIX = ".iobench-part"
 """The suffix of a temporary name. A killed process leaves files with this suffix."""
 

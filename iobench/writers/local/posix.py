@@ -22,16 +22,6 @@ from iobench.writers.local.new_file import sync_directory as sync_names
 from iobench.writers.stream import BlockStream
 from iobench.writers.transfer import Meter, Transfer
 
-__all__ = [
-    "IOV_MAX",
-    "TOGETHER",
-    "BatchSync",
-    "PosixWriter",
-    "pread_all",
-    "pwrite_all",
-    "transfer_errors",
-]
-
 IOV_MAX = 1024  # limits.h: buffers in one pwritev or preadv
 
 TOGETHER = 128

@@ -25,8 +25,6 @@ from pathlib import Path
 
 from iobench import linux
 
-__all__ = ["reusing", "with_space_of_spare"]
-
 _LOCAL = {0xEF53, 0x58465342, linux.TMPFS}
 """ext4, XFS and tmpfs (linux/magic.h). btrfs writes to new blocks in any case."""
 

@@ -10,8 +10,6 @@ from typing import Any
 from iobench.errors import UnavailableError
 from iobench.writers.image import Bytes
 
-__all__ = ["ALGORITHMS", "Checksum"]
-
 _WIDTHS = {"crc64nvme": 8, "crc32c": 4}
 ALGORITHMS = (*_WIDTHS, "none")
 

@@ -22,8 +22,6 @@ from iobench.writers.s3_store.errors import CorruptedError, Trouble, explain, ju
 from iobench.writers.s3_store.parts import PART_LARGEST, PART_SMALLEST
 from iobench.writers.transfer import Meter
 
-__all__ = ["INSTALL", "THROTTLED", "RetryPolicy", "S3Client", "S3Options", "boto3_missing"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class S3Options(WriterOptions):

@@ -21,8 +21,6 @@ from typing import Any
 
 from iobench.units import KIB
 
-__all__ = ["THREAD", "RateFloor", "SlowAnswerError", "TimeLimit", "guard_connections"]
-
 THREAD = "iobench-time-limit"
 """Name of the thread that waits for the end of the limit."""
 _SHORTEST_S = 0.001

@@ -22,8 +22,6 @@ from iobench.writers.s3_store.target import S3Target
 from iobench.writers.source import RangeSource
 from iobench.writers.transfer import Meter
 
-__all__ = ["RANGED_GET", "S3Download", "S3Source"]
-
 RANGED_GET = "ranged get"
 _RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
 _AT_ONCE = MIB  # bytes per checksum step, few enough to be still in the processor's cache

@@ -20,17 +20,6 @@ from iobench.errors import (
 )
 from iobench.writers.s3_store.connection import SlowAnswerError
 
-__all__ = [
-    "CorruptedError",
-    "Trouble",
-    "code_of",
-    "explain",
-    "judge",
-    "require_fields",
-    "status_of",
-    "without_login",
-]
-
 _BROKEN = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)
 _CUT = "UNEXPECTED_EOF_WHILE_READING"  # OpenSSL 3: not always an SSLEOFError
 _TRUST = "Set AWS_CA_BUNDLE to {}, or the option verify_tls=false."

@@ -13,8 +13,6 @@ from iobench.writers.s3_store.errors import CorruptedError, code_of, require_fie
 from iobench.writers.s3_store.target import S3Target
 from iobench.writers.transfer import Meter
 
-__all__ = ["S3Objects", "UnfinishedUpload"]
-
 _AT_ONCE = 1000  # keys in one DeleteObjects
 
 

@@ -14,18 +14,6 @@ from iobench.units import GIB, MIB, TIB, format_size, format_size_exact
 from iobench.writers.image import Bytes, FileImage
 from iobench.writers.source import ImageSource
 
-__all__ = [
-    "MOST_BYTES",
-    "MOST_PARTS",
-    "PART_LARGEST",
-    "PART_SMALLEST",
-    "PartBody",
-    "SentPart",
-    "StreamParts",
-    "etag_of",
-    "part_size_for",
-]
-
 # https://docs.aws.amazon.com/AmazonS3/latest/userguide/qfacts.html
 PART_SMALLEST, PART_LARGEST = 5 * MIB, 5 * GIB
 MOST_PARTS, MOST_BYTES = 10_000, 5 * TIB

@@ -9,8 +9,6 @@ from pathlib import PurePath
 
 from iobench.errors import UsageError
 
-__all__ = ["SCHEME", "S3Target", "is_s3"]
-
 SCHEME = "s3://"
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,253}[A-Za-z0-9]")
 _MOST_KEY_BYTES = 1024  # in UTF-8; S3's limit

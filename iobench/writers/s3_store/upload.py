@@ -27,17 +27,6 @@ from iobench.writers.s3_store.parts import PartBody, SentPart, etag_of
 from iobench.writers.s3_store.target import S3Target
 from iobench.writers.transfer import Meter
 
-__all__ = [
-    "KEPT_PART",
-    "PART_UPLOAD",
-    "PUT",
-    "ResumedUpload",
-    "S3Upload",
-    "SentObject",
-    "leaves_failed",
-    "leaving_failed",
-]
-
 
 @dataclass(frozen=True, kw_only=True)
 class SentObject:
