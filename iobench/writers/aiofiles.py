@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import os
-import sys
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple, Unpack
@@ -20,7 +18,6 @@ from aiofiles.threadpool import wrap
 from iobench.errors import DataMismatchError, UsageError, transfer_errors
 from iobench.units import GIB, KIB, MIB
 from iobench.writers.base import Availability
-from iobench.writers.blocks.channel import Channel, Lease
 from iobench.writers.blocks.workers import Blocks
 from iobench.writers.image import Bytes, FileImage, Ranges
 from iobench.writers.local.new_file import NewFile, try_directory
@@ -77,8 +74,8 @@ class AiofilesWriter(PosixWriter):
         _run(self._write(file, image, meter), meter)
 
     def _receive(self, fd: int, image: FileImage, ranges: Ranges, meter: Meter) -> None:
-        read = functools.partial(_read, image)
-        _run(self._in_blocks(f"/proc/self/fd/{fd}", "rb", ranges, read, meter), meter)
+        path = f"/proc/self/fd/{fd}"
+        _run(self._in_blocks(path, "rb", image, ranges, meter), meter)
 
     def _stream(self, file: NewFile, meter: Meter, size: int | None) -> BlockStream:  # noqa: ARG002
         raw = open(file.fd, "r+b", buffering=0, closefd=False)  # noqa: SIM115 -- of the file
@@ -113,32 +110,25 @@ class AiofilesWriter(PosixWriter):
         _run(_in_tasks(self.options.files, Blocks(0, len(images), 1), work, meter), meter)
 
     async def _write(self, file: NewFile, image: FileImage, meter: Meter) -> None:
-        write = functools.partial(_write, image)
-        await self._in_blocks(file.part, "r+b", [(0, image.size_bytes)], write, meter)
+        await self._in_blocks(file.part, "r+b", image, [(0, image.size_bytes)], meter)
 
     async def _in_blocks(
-        self,
-        path: str,
-        mode: str,
-        ranges: Ranges,
-        move: Callable[[Any, int, int, Meter], Coroutine[Any, Any, None]],
-        meter: Meter,
+        self, path: str, mode: str, image: FileImage, ranges: Ranges, meter: Meter
     ) -> None:
-        """Call `move(handle, begin, end, meter)` for each block; each task has a handle."""
+        """Read (`rb`) or write each block of the ranges; each task has a handle."""
 
         async def work(blocks: Blocks, own: Meter) -> None:
             with open(path, mode, buffering=0) as raw:
-                for begin, end in blocks:
-                    await move(wrap(raw), begin, end, own)
+                for start, stop in blocks:
+                    if mode == "rb":
+                        await _read(image, wrap(raw), start, stop, own)
+                        continue
+                    with image.outgoing(start, stop, own) as views:
+                        data = views[0] if len(views) == 1 else np.concatenate(views)
+                        await _move("write", wrap(raw), data, start, own)
 
         blocks = Blocks.of(ranges, self.options.block_size)
         await _in_tasks(self.options.iodepth, blocks, work, meter)
-
-
-async def _write(image: FileImage, handle: Any, start: int, stop: int, meter: Meter) -> None:
-    with image.outgoing(start, stop, meter) as views:
-        data = views[0] if len(views) == 1 else np.concatenate(views)
-        await _move("write", handle, data, start, meter)
 
 
 async def _read(image: FileImage, handle: Any, start: int, stop: int, meter: Meter) -> None:
@@ -166,7 +156,7 @@ async def _move(doing: str, handle: Any, data: Bytes, offset: int, meter: Meter)
     meter.count("aiofiles", len(data), calls)
 
 
-def _run(work: Coroutine[Any, Any, _T], meter: Meter) -> _T:
+def _run(work: Coroutine[Any, Any, None], meter: Meter) -> None:
     """Run `work` in a loop of its own. On return no thread of the loop is left.
 
     The phase `threads` of `meter` has the time for both. Raises UsageError if this thread runs a
@@ -181,56 +171,42 @@ def _run(work: Coroutine[Any, Any, _T], meter: Meter) -> _T:
         )
     began_s = time.perf_counter()
     with asyncio.Runner(loop_factory=_Loop) as runner:
-        runner.get_loop()
-        passed_s = time.perf_counter() - began_s
-        result = runner.run(work)
+        loop_s = time.perf_counter()
+        runner.run(work)
         ended_s = time.perf_counter()
-    passed_s += time.perf_counter() - ended_s
+    passed_s = loop_s - began_s + time.perf_counter() - ended_s
     meter.seconds["threads"] = meter.seconds.get("threads", 0.0) + passed_s
-    return result
 
 
 class _Loop(asyncio.SelectorEventLoop):
-    """An event loop with threads of its own for its calls.
+    """Makes a call itself once the script has ended: executors refuse calls then.
 
-    The executors of `concurrent.futures` refuse calls after the last line of the script, also for
-    saves that still run in the background.
+    So a save that still runs in the background is finished, block by block.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self._calls: Channel[Callable[[], None]] = Channel(
-            lambda: self._calls.serve(lambda call: call()),
-            name="iobench-asyncio",
-            workers=min(32, (os.cpu_count() or 1) + 4),  # like the default executor
-            limit=sys.maxsize,
-        )
+        self._calls = ThreadPoolExecutor(thread_name_prefix="iobench-asyncio")
 
     def run_in_executor(
         self, executor: Executor | None, func: Callable[[*_Ts], _T], *args: *_Ts
     ) -> asyncio.Future[_T]:
         assert executor is None
-        future: Future[_T] = Future()
-
-        def call() -> None:
-            try:
-                result = func(*args)
-            except BaseException as error:  # noqa: BLE001 -- raised by the await
-                future.set_exception(error)
-            else:
-                future.set_result(result)
-
         try:
-            self._calls.submit(Lease(call))
-        except RuntimeError as error:  # no thread starts at the end of the interpreter
-            if "interpreter shutdown" not in str(error):
+            return super().run_in_executor(self._calls, func, *args)
+        except RuntimeError as error:
+            if "cannot schedule new futures" not in str(error):
                 raise
-            call()
-        return asyncio.wrap_future(future, loop=self)
+        future = self.create_future()
+        try:
+            future.set_result(func(*args))
+        except Exception as error:  # noqa: BLE001 -- raised by the await
+            future.set_exception(error)
+        return future
 
     async def shutdown_default_executor(self, timeout: float | None = None) -> None:
         del timeout  # each call uses memory or a descriptor
-        self._calls.close()
+        self._calls.shutdown()
 
 
 async def _to_its_end(call: Awaitable[_T]) -> _T:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import bisect
-import contextlib
 import itertools
 import time
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol, Self, TypeVar
@@ -155,9 +153,8 @@ class BlockPool:
     of memory segments per request (254 on virtio). With scattered 4 KiB pages that is less than
     1 MiB, with huge pages the device's full request size (docs/decisions/0004 and 0010).
 
-    Several operations at once take more blocks than one. When no block is taken any more, all but
-    `keep` are freed. A block that is lost, because the kernel may still use it, stays taken: then
-    the others are kept too.
+    Several operations at once take more blocks than one: those above `keep` are freed when they are
+    given back.
 
     There is no lock: inside `take` the garbage collector may run the finalizer of a stream, which
     calls `give`. `list.pop` and `list.append` are atomic under the GIL.
@@ -167,47 +164,27 @@ class BlockPool:
         """`keep`: the blocks that a single operation needs; None keeps all."""
         self.block_size, self._keep = block_size, keep
         self._free: list[Bytes] = []
-        # Weak: a block that an interrupt or a failure drops is freed, and is not taken any more.
-        self._taken: weakref.WeakValueDictionary[int, Bytes] = weakref.WeakValueDictionary()
 
     def take(self) -> Bytes:
         """Return a block; its content is undefined."""
         try:
-            block = self._free.pop()
+            return self._free.pop()
         except IndexError:
-            *spare, block = self._make()
-            self._free.extend(spare)
-        self._taken[id(block)] = block
-        return block
+            *others, block = self._make()
+            self._free.extend(others)
+            return block
 
     def _make(self) -> list[Bytes]:
         """Make as many blocks as one huge page holds, or one block of several huge pages."""
-        count = self._together
-        size = count * self.block_size
+        size = max(1, HUGE_PAGE // self.block_size) * self.block_size
         room = fresh_pages(size + -size % HUGE_PAGE, huge=True)
         starts = range(0, size, self.block_size)
         return [room[start : start + self.block_size] for start in reversed(starts)]
 
-    @property
-    def _together(self) -> int:
-        """Blocks in one huge page; 1 if a block has several."""
-        return max(1, HUGE_PAGE // self.block_size)
-
     def give(self, block: Bytes) -> None:
         """Return a block to the pool."""
-        self._taken.pop(id(block), None)
-        self._free.append(block)
-        if self._keep is not None and len(self._free) > self._keep and not self._taken:
-            self._trim(self._keep)
-
-    def _trim(self, keep: int) -> None:
-        """Free all but `keep` blocks, those of the same huge page together."""
-        spare: list[Bytes] = []
-        with contextlib.suppress(IndexError):  # another thread may take some of them now
-            while True:
-                spare.append(self._free.pop())
-        spare.sort(key=lambda block: block.ctypes.data)
-        self._free.extend(spare[: keep + -keep % self._together])
+        if self._keep is None or len(self._free) < self._keep:
+            self._free.append(block)
 
     @contextmanager
     def block(self) -> Iterator[Bytes]:

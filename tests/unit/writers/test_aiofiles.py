@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures.thread
 import errno
 import signal
 import threading
@@ -18,7 +19,6 @@ from iobench.errors import TransferError, UsageError
 from iobench.testing import Footprint, content
 from iobench.units import KIB
 from iobench.writers.aiofiles import AiofilesWriter
-from iobench.writers.blocks import interrupt_safe
 from iobench.writers.image import FileImage
 
 _DATA = content(20 * 64 * KIB + 5)
@@ -141,15 +141,11 @@ def test_one_of_many_fails(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_without_threads(
+def test_after_the_last_line_of_the_script(
     writer: AiofilesWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At the end of an interpreter that refuses threads, the loop makes the calls itself."""
-
-    def refuse(_: threading.Thread) -> None:
-        raise RuntimeError("can't create new thread at interpreter shutdown")
-
+    """Executors refuse calls then: the loop makes them itself."""
     with monkeypatch.context() as patch:
-        patch.setattr(interrupt_safe.Worker, "start", refuse)
+        patch.setattr(concurrent.futures.thread, "_shutdown", True)
         writer.write(_image(), tmp_path)
     assert (tmp_path / "file").read_bytes() == _DATA.tobytes()

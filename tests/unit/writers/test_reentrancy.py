@@ -77,29 +77,6 @@ def test_block_pool(entry: str, kept: int) -> None:
     everywhere(workers, check)
 
 
-@_POOL_ENTRIES
-def test_block_pool_that_frees_what_a_burst_took(entry: str) -> None:
-    """The same while all but two blocks are freed."""
-
-    def check(enter: Callable[..., bool]) -> bool:
-        pool = BlockPool(2 << 20, keep=2)
-        *given, last = [pool.take() for _ in range(5)]
-        spare, got = given.pop(), list[Bytes]()
-        for block in given:
-            pool.give(block)
-        if entry != "give":
-            pool.give(spare)
-
-        there = enter(lambda: pool.give(last), _pool_entry(entry, pool, spare, got))
-        used = [block.ctypes.data for block in [*pool._free, *got]]
-        assert len(set(used)) == len(used)
-        if not there and entry != "give":
-            assert len(pool._free) == 2
-        return there
-
-    everywhere(workers, check)
-
-
 def test_device_blocks() -> None:
     """The same for blocks of GPU memory and for pinned ones."""
 
