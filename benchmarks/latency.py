@@ -39,8 +39,8 @@ from iobench.environment import DeviceMonitor
 from iobench.units import KIB, MIB, parse_size
 from iobench.writers.blocks.pages import fresh_pages
 from iobench.writers.image import FileImage
-from iobench.writers.latency import Latency
 from iobench.writers.registry import make
+from iobench.writers.transfer import Latency
 
 _RESERVED = Path("/proc/sys/vm/nr_hugepages")
 PERCENTILES = (50.0, 95.0, 99.0, 99.9)

@@ -30,7 +30,7 @@ from iobench.formats.many_parts import PartsImage
 from iobench.formats.tensor_layouts import Located, TensorLayouts
 from iobench.units import GIB
 from iobench.writers.image import Bytes, FileImage
-from iobench.writers.local.reused_file import reusing
+from iobench.writers.local.new_file import reusing
 
 __all__ = [
     *("FORMAT", "SKELETON", "TENSORS", "SafetensorsFormat", "Serialized", "Serializer"),

@@ -9,9 +9,9 @@ from contextlib import closing, contextmanager
 from typing import Any, Protocol, Self
 
 from iobench.errors import DataMismatchError, transfer_errors
+from iobench.writers.base import LocalSource, Source
 from iobench.writers.device.base import DeviceBytes
 from iobench.writers.image import FileImage
-from iobench.writers.source import LocalSource, Source
 
 __all__ = ["Inspectable", "InspectedFile"]
 

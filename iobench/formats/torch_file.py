@@ -20,10 +20,9 @@ from iobench.formats.inspected_file import InspectedFile
 from iobench.formats.tensors import Allocate, OnDevice, allocate_on, flat_tensor
 from iobench.formats.torch_index import DAMAGE, TorchIndex, unpickled
 from iobench.units import MIB
-from iobench.writers.base import Writer
+from iobench.writers.base import BytesSource, ImageSource, Source, Writer
 from iobench.writers.config import WriterLike, writer_of
 from iobench.writers.image import AnyMemory, Bytes, FileImage
-from iobench.writers.source import BytesSource, ImageSource, Source
 from iobench.writers.transfer import Transfer
 
 __all__ = ["load", "prepare", "save", "view"]

@@ -19,7 +19,7 @@ from torch.storage import TypedStorage
 from iobench.errors import DataMismatchError, IobenchError
 from iobench.formats.inspected_file import InspectedFile
 from iobench.formats.torch_zip import ZipDirectory
-from iobench.writers.source import Source
+from iobench.writers.base import Source
 
 __all__ = ["DAMAGE", "TorchIndex", "unpickled"]
 

@@ -17,8 +17,8 @@ from isal import isal_zlib
 from iobench.formats.checked_image import CheckedImage, RunningChecksums
 from iobench.formats.tensors import storages_bytes, tensor_memory
 from iobench.formats.torch_zip import HASH_DIGITS, Recorded, ZipDirectory, ZipText, hash_combine
+from iobench.writers.base import BytesSource
 from iobench.writers.image import AnyMemory, Bytes, FileImage
-from iobench.writers.source import BytesSource
 
 __all__ = ["Missing", "SparseText", "TorchLayout", "torch_ending"]
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 from zipfile import ZIP_STORED, BadZipFile
 
 if TYPE_CHECKING:
-    from iobench.writers.source import Source
+    from iobench.writers.base import Source
 
 __all__ = ["HASH_DIGITS", "Recorded", "ZipDirectory", "ZipText", "hash_combine", "zip_bytes"]
 

@@ -9,9 +9,9 @@ from contextlib import closing, contextmanager
 
 from iobench.errors import TransferError
 from iobench.integrations.default_writer import chosen_writer
+from iobench.writers.base import Source
 from iobench.writers.config import WriterLike
 from iobench.writers.removal import remove_file
-from iobench.writers.source import Source
 from iobench.writers.transfer import Transfer
 
 __all__ = ["DcpFiles", "DcpLocation", "DcpStorage"]

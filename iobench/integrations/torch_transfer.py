@@ -30,9 +30,8 @@ from iobench.formats.tensors import storages_bytes
 from iobench.formats.torch_index import TorchIndex, unpickled
 from iobench.integrations.replacing import bypass
 from iobench.integrations.stock_path import NotPicklable, StockPath, Unsupported, path_of
-from iobench.writers.base import Writer
+from iobench.writers.base import ImageSource, Writer
 from iobench.writers.image import Bytes, FileImage
-from iobench.writers.source import ImageSource
 from iobench.writers.transfer import Transfer
 
 __all__ = ["load", "prepare_save"]

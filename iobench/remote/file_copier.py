@@ -25,9 +25,9 @@ from iobench.regular_file import read_regular
 from iobench.remote.queue import NOT_DURABLE, DrainQueue, Queued
 from iobench.remote.remote import RemoteTier
 from iobench.remote.source_file import BLOCK_BYTES, LocalDamageError, PinnedFiles, SourceFile
+from iobench.writers.base import LocalSource, Source
 from iobench.writers.image import Bytes
 from iobench.writers.rate_limit import RateLimit, StoppedError
-from iobench.writers.source import LocalSource, Source
 
 __all__ = [
     *("DrainStep", "FileCopier", "compare_file", "read_back"),

@@ -13,9 +13,8 @@ from iobench.remote.source_file import SourceFile
 from iobench.writers.blocks.workers import Blocks, run_workers
 from iobench.writers.rate_limit import RateLimit
 from iobench.writers.s3 import S3Writer
-from iobench.writers.s3_store.checksum import Checksum
 from iobench.writers.s3_store.objects import S3Objects
-from iobench.writers.s3_store.parts import SentPart, etag_of, part_size_for
+from iobench.writers.s3_store.parts import Checksum, SentPart, etag_of, part_size_for
 from iobench.writers.s3_store.target import S3Target
 from iobench.writers.s3_store.upload import KEPT_PART, ResumedUpload
 from iobench.writers.transfer import Meter

@@ -26,12 +26,11 @@ from iobench.remote.memory_pool import Kept, MemoryPool, MemorySlot
 from iobench.remote.memory_status import MemoryStatusFile
 from iobench.remote.tiered_store import MendedReader
 from iobench.units import MIB
-from iobench.writers.base import CopyReader
+from iobench.writers.base import CopyReader, ImageSource, Source
 from iobench.writers.blocks.channel import Lease
 from iobench.writers.blocks.pages import make_pages
 from iobench.writers.blocks.workers import Blocks, run_workers
 from iobench.writers.image import Bytes, FileImage, Ranges
-from iobench.writers.source import ImageSource, Source
 from iobench.writers.transfer import Meter, Transfer
 
 __all__ = ["MemoryCandidates", "MemoryReader", "SnapshotMemory", "TierUse"]

@@ -25,9 +25,8 @@ from iobench.errors import (
 )
 from iobench.remote.local_tier import LocalTier
 from iobench.units import format_size
-from iobench.writers.base import CopyReader, StoredReader, Writer
+from iobench.writers.base import CopyReader, Source, StoredReader, Writer
 from iobench.writers.image import FileImage, Ranges
-from iobench.writers.source import Source
 from iobench.writers.transfer import Transfer
 
 __all__ = ["Listed", "MendedReader", "RemoteList", "TieredCandidates", "TieredStore"]

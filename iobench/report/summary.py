@@ -59,7 +59,7 @@ from iobench.stats.estimates import (
 from iobench.stats.over_time import OverTime, over_time
 from iobench.text import printable
 from iobench.units import GIB, format_rate, format_seconds, format_size
-from iobench.writers.latency import Latency, LatencyFigures
+from iobench.writers.transfer import Latency, LatencyFigures
 
 SCHEMA = "iobench.report/1"
 

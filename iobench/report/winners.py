@@ -15,7 +15,7 @@ from iobench.results.setting import IF_SET, HasSetting, Setting
 from iobench.stats.comparison import Finding, compare_paired, fastest, rates_by_repetition
 from iobench.stats.estimates import Interval, Ratio
 from iobench.stats.over_time import OverTime
-from iobench.writers.latency import LatencyFigures
+from iobench.writers.transfer import LatencyFigures
 
 
 @dataclass(frozen=True, kw_only=True)

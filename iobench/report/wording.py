@@ -16,7 +16,7 @@ from iobench.results.setting import common_axes
 from iobench.stats.estimates import ENOUGH_SAMPLES, confidence_of, interval_heading
 from iobench.stats.over_time import OverTime, RateChange
 from iobench.units import GIB, count_of, format_rate, format_seconds, format_size
-from iobench.writers.latency import LatencyFigures
+from iobench.writers.transfer import LatencyFigures
 
 _STYLES = {
     VerdictStatus.VALID: "green",

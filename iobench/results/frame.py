@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from iobench.results.codec import to_plain
 from iobench.results.records import Sample
 from iobench.results.result_file import ResultFile, read
-from iobench.writers.latency import LatencyFigures
+from iobench.writers.transfer import LatencyFigures
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -15,8 +15,7 @@ from datetime import datetime
 from typing import Any, ClassVar, Literal, TypeAlias
 
 from iobench.results.setting import IF_SET, AxisValues, HasSetting, Setting
-from iobench.writers.latency import Latency
-from iobench.writers.transfer import Fallback, PathCount
+from iobench.writers.transfer import Fallback, Latency, PathCount
 
 __all__ = [
     "BackgroundRestores",

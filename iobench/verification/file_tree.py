@@ -13,10 +13,9 @@ from typing import Any
 from iobench.errors import DataMismatchError, TargetError, TransferError, transfer_errors
 from iobench.text import parse_json
 from iobench.verification.inventory import VerifyInventory
-from iobench.writers.base import Writer
+from iobench.writers.base import RangeSource, Source, Writer
 from iobench.writers.image import Bytes
 from iobench.writers.s3_store.target import S3Target, is_s3
-from iobench.writers.source import RangeSource, Source
 
 __all__ = ["CachedSource", "FileTree", "Slice", "unreadable"]
 

@@ -24,7 +24,7 @@ from iobench.verification.inventory import (
     TensorPart,
     VerifyInventory,
 )
-from iobench.writers.source import Source
+from iobench.writers.base import Source
 
 __all__ = ["Other", "add_file", "add_zip", "has_tensors", "spanned_bytes", "tensors_of_zip"]
 

@@ -14,7 +14,14 @@ from iobench.errors import UnavailableError, transfer_errors
 
 if TYPE_CHECKING:
     from iobench.writers.aiofiles import AiofilesWriter
-    from iobench.writers.base import Availability, StoredObjects, Writer
+    from iobench.writers.base import (
+        Availability,
+        LocalSource,
+        RangeSource,
+        Source,
+        StoredObjects,
+        Writer,
+    )
     from iobench.writers.blocks.workers import BlockPool, Blocks, run_workers
     from iobench.writers.buffered import BufferedWriter
     from iobench.writers.device.staging import staged
@@ -27,7 +34,6 @@ if TYPE_CHECKING:
     from iobench.writers.odirect import ODirectWriter
     from iobench.writers.options import WriterOptions, option
     from iobench.writers.s3 import S3Writer
-    from iobench.writers.source import LocalSource, RangeSource, Source
     from iobench.writers.stream import BlockStream, PlainSink, Sink
     from iobench.writers.transfer import Fallback, Meter, PathCount, Transfer
     from iobench.writers.uncached import UncachedWriter
@@ -90,14 +96,13 @@ _MODULES = {
     "odirect": ("ODirectWriter",),
     "uncached": ("UncachedWriter",),
     "buffered": ("BufferedWriter",),
-    "base": ("Availability", "StoredObjects", "Writer"),
+    "base": (*("Availability", "LocalSource", "RangeSource", "Source", "StoredObjects", "Writer"),),
     "blocks.workers": ("BlockPool", "Blocks", "run_workers"),
     "device.staging": ("staged",),
     "image": ("Bytes", "FileImage", "Segment"),
     "local.new_file": ("NewFile", "try_directory"),
     "local.posix": ("PosixWriter", "pread_all", "pwrite_all"),
     "options": ("WriterOptions", "option"),
-    "source": ("LocalSource", "RangeSource", "Source"),
     "stream": ("BlockStream", "PlainSink", "Sink"),
     "transfer": ("Fallback", "Meter", "PathCount", "Transfer"),
 }

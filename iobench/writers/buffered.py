@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Unpack
 
+from iobench.writers.direct.policy import IoPath
 from iobench.writers.file_writer import FileSetting, FileWriter
-from iobench.writers.hybrid_paths.policy import IoPath
 from iobench.writers.options import CachedOptions, CachedValues
 
 

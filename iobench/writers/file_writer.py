@@ -29,14 +29,12 @@ import numpy as np
 from iobench import linux
 from iobench.errors import TransferError, UnavailableError, transfer_errors
 from iobench.writers.base import Availability, remedy_of
-from iobench.writers.blocks.prefault import faulted_ahead
-from iobench.writers.blocks.workers import BlockPool, Blocks, run_workers
+from iobench.writers.blocks.workers import BlockPool, Blocks, faulted_ahead, run_workers
 from iobench.writers.direct.background import BackgroundSink, ReserveAhead, most_blocks
 from iobench.writers.direct.engine import BlockingEngine, DirectEngine, RingEngine, most_pieces
+from iobench.writers.direct.file import DontCache, PathFile, PathSupport
 from iobench.writers.direct.in_flight import OnComplete, open_ring
-from iobench.writers.hybrid_paths.cached_file import DontCache
-from iobench.writers.hybrid_paths.file import PathFile, PathSupport
-from iobench.writers.hybrid_paths.policy import IoPath
+from iobench.writers.direct.policy import IoPath
 from iobench.writers.image import AnyMemory, Bytes, Extent, FileImage, Ranges
 from iobench.writers.local.direct_file import (
     NO_DIRECT_REMEDY,

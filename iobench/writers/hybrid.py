@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Unpack
 
 from iobench import linux
 from iobench.units import GIB, KIB, MIB
+from iobench.writers.direct.policy import IoOperation, IoPath, PathPolicy, Position
 from iobench.writers.file_writer import FileSetting, FileWriter
-from iobench.writers.hybrid_paths.policy import IoOperation, IoPath, PathPolicy, Position
 from iobench.writers.image import FileImage
 from iobench.writers.local.new_file import NewFile
 from iobench.writers.local.posix import pwrite_all

@@ -38,7 +38,7 @@ def _as_bytes(memory: Any) -> AnyMemory:
     elif isinstance(memory, DeviceBytes):
         return memory
     elif _is_tensor(memory):
-        from iobench.writers.device.tensors import in_place_memory
+        from iobench.writers.device.cuda import in_place_memory
 
         return in_place_memory(memory)
     else:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Unpack
 
 from iobench.units import MIB
+from iobench.writers.direct.policy import IoPath
 from iobench.writers.file_writer import FileSetting, FileWriter
-from iobench.writers.hybrid_paths.policy import IoPath
 from iobench.writers.options import DirectValues, WriterOptions, block_size_option, option
 
 

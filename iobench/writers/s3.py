@@ -20,11 +20,10 @@ from iobench.writers.blocks.workers import Blocks, run_workers
 from iobench.writers.device.staging import staged
 from iobench.writers.image import Bytes, FileImage
 from iobench.writers.options import S3Values
-from iobench.writers.s3_store.checksum import Checksum
 from iobench.writers.s3_store.client import INSTALL, S3Client, S3Options, boto3_missing
 from iobench.writers.s3_store.download import S3Download, S3Source
 from iobench.writers.s3_store.objects import S3Objects
-from iobench.writers.s3_store.parts import MOST_PARTS, StreamParts, part_size_for
+from iobench.writers.s3_store.parts import MOST_PARTS, Checksum, StreamParts, part_size_for
 from iobench.writers.s3_store.target import S3Target, is_s3
 from iobench.writers.s3_store.upload import S3Upload
 from iobench.writers.stream import BlockStream, Sink

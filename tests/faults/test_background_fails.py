@@ -15,7 +15,7 @@ import pytest
 from iobench.testing import Footprint, content
 from iobench.writers import file_writer
 from iobench.writers.direct import engine
-from iobench.writers.hybrid_paths.cached_file import CachedFile
+from iobench.writers.direct.file import CachedFile
 from iobench.writers.registry import make
 from iobench.writers.stream import BlockStream
 

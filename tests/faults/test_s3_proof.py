@@ -14,8 +14,8 @@ from iobench.errors import IobenchError, TransferError, UnavailableError
 from iobench.testing import content
 from iobench.units import MIB
 from iobench.writers.image import FileImage
-from iobench.writers.s3_store.checksum import Checksum
 from iobench.writers.s3_store.client import RetryPolicy
+from iobench.writers.s3_store.parts import Checksum
 from iobench.writers.s3_store.upload import SentObject
 
 _DATA = content(5 * MIB + 777)

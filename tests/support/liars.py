@@ -29,9 +29,8 @@ from iobench.bench.runner import Runner
 from iobench.bench.targets.directory import DirectoryTarget
 from iobench.results import CeilingSample, Failure, ResultFile, ResultWriter, Sample, read
 from iobench.units import KIB, MIB
-from iobench.writers.base import Writer
+from iobench.writers.base import Source, Writer
 from iobench.writers.image import FileImage
-from iobench.writers.source import Source
 from iobench.writers.transfer import PathCount, Transfer
 from support.one_by_one import OneByOne
 

@@ -18,9 +18,8 @@ import numpy as np
 from iobench.errors import DataMismatchError
 from iobench.ranks.restore_plan import Range, fitting_align, slices, writers_of
 from iobench.units import MIB
-from iobench.writers.base import Availability, Writer
+from iobench.writers.base import Availability, RangeSource, Source, Writer
 from iobench.writers.image import AnyMemory, Bytes, FileImage, Segment
-from iobench.writers.source import RangeSource, Source
 from iobench.writers.stream import BlockStream
 from iobench.writers.transfer import Meter, Transfer
 

@@ -53,7 +53,7 @@ from iobench.ranks.world import World
 from iobench.writers.base import Writer
 from iobench.writers.blocks.workers import map_in_workers
 from iobench.writers.image import Bytes, FileImage
-from iobench.writers.local.reused_file import reusing
+from iobench.writers.local.new_file import reusing
 from iobench.writers.transfer import Transfer
 
 __all__ = ["FORMAT", "INDEX", "METADATA", "DcpFormat", "Indexer", "merged"]

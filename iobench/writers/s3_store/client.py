@@ -16,10 +16,9 @@ from urllib.parse import urlsplit
 from iobench.errors import OptionError, TransferError, UnavailableError
 from iobench.units import MIB
 from iobench.writers.options import WriterOptions, option
-from iobench.writers.s3_store.checksum import ALGORITHMS
 from iobench.writers.s3_store.connection import TimeLimit, guard_connections
 from iobench.writers.s3_store.errors import CorruptedError, Trouble, explain, judge, without_login
-from iobench.writers.s3_store.parts import PART_LARGEST, PART_SMALLEST
+from iobench.writers.s3_store.parts import ALGORITHMS, PART_LARGEST, PART_SMALLEST
 from iobench.writers.transfer import Meter
 
 

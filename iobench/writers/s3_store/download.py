@@ -12,14 +12,13 @@ import numpy as np
 
 from iobench.errors import DataMismatchError, TransferError
 from iobench.units import KIB, MIB
+from iobench.writers.base import RangeSource
 from iobench.writers.blocks.workers import map_in_workers
 from iobench.writers.image import Bytes
-from iobench.writers.s3_store.checksum import Checksum
 from iobench.writers.s3_store.client import S3Client
 from iobench.writers.s3_store.errors import CorruptedError, require_fields
-from iobench.writers.s3_store.parts import MOST_BYTES
+from iobench.writers.s3_store.parts import MOST_BYTES, Checksum
 from iobench.writers.s3_store.target import S3Target
-from iobench.writers.source import RangeSource
 from iobench.writers.transfer import Meter
 
 RANGED_GET = "ranged get"

@@ -13,7 +13,6 @@ from typing import Any
 
 from iobench.errors import IobenchError, TransferError
 from iobench.writers.image import Bytes
-from iobench.writers.s3_store.checksum import Checksum
 from iobench.writers.s3_store.client import S3Client
 from iobench.writers.s3_store.errors import (
     CorruptedError,
@@ -23,7 +22,7 @@ from iobench.writers.s3_store.errors import (
     status_of,
 )
 from iobench.writers.s3_store.objects import S3Objects, UnfinishedUpload
-from iobench.writers.s3_store.parts import PartBody, SentPart, etag_of
+from iobench.writers.s3_store.parts import Checksum, PartBody, SentPart, etag_of
 from iobench.writers.s3_store.target import S3Target
 from iobench.writers.transfer import Meter
 

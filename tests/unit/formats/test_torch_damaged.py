@@ -18,7 +18,7 @@ import torch
 from iobench.errors import DataMismatchError, TransferError
 from iobench.formats import torch_file
 from iobench.writers import registry
-from iobench.writers.source import LocalSource
+from iobench.writers.base import LocalSource
 
 _STATE = {"a": torch.arange(100.0), "b": torch.ones(10), "c": torch.arange(7)}
 

@@ -18,7 +18,7 @@ from iobench.formats import torch_image
 from iobench.formats.torch_index import TorchIndex
 from iobench.formats.torch_layout import SparseText, TorchLayout, torch_ending
 from iobench.formats.torch_zip import Recorded, ZipDirectory
-from iobench.writers.source import BytesSource, LocalSource
+from iobench.writers.base import BytesSource, LocalSource
 
 
 def _saved(state: Any) -> bytes:

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from iobench import linux
 from iobench.units import MIB
-from iobench.writers.hybrid_paths.cached_file import CachedFile, DontCache
-from iobench.writers.hybrid_paths.policy import IoPath
+from iobench.writers.direct.file import CachedFile, DontCache
+from iobench.writers.direct.policy import IoPath
 from iobench.writers.image import Extent, FileImage
 from iobench.writers.transfer import Meter
 
@@ -100,9 +100,7 @@ def test_an_uncached_write_is_on_the_device_on_return(
     fd: int, synced: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch, refused: str
 ) -> None:
     if refused:
-        monkeypatch.setattr(
-            "iobench.writers.hybrid_paths.cached_file.dontcache_refusal", lambda _: refused
-        )
+        monkeypatch.setattr("iobench.writers.direct.file.dontcache_refusal", lambda _: refused)
     _write(CachedFile(fd, DontCache("hybrid")), IoPath.UNCACHED, MIB, 2 * MIB)
     assert synced == [(MIB, MIB)]
     assert os.pread(fd, MIB, MIB) == _DATA[MIB : 2 * MIB].tobytes()
@@ -153,7 +151,7 @@ def test_which_ranges_are_left(written: list[tuple[int, int]], left: list[tuple[
             again.extend(synced & set(range(start, start + length)))
             synced.update(range(start, start + length))
 
-        patch.setattr("iobench.writers.hybrid_paths.cached_file.on_storage", record)
+        patch.setattr("iobench.writers.direct.file.on_storage", record)
         file, dirty = CachedFile(opened.fileno(), DontCache("hybrid")), set[int]()
         for start, stop in written:
             _write(file, IoPath.BUFFERED, start, stop)

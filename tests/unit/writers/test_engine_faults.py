@@ -22,9 +22,8 @@ from iobench.writers.blocks.pages import fresh_pages
 from iobench.writers.blocks.workers import BlockPool
 from iobench.writers.direct import in_flight
 from iobench.writers.direct.engine import BlockingEngine, DirectEngine, RingEngine
-from iobench.writers.hybrid_paths.cached_file import DontCache
-from iobench.writers.hybrid_paths.file import PathFile, PathSupport
-from iobench.writers.hybrid_paths.policy import IoPath
+from iobench.writers.direct.file import DontCache, PathFile, PathSupport
+from iobench.writers.direct.policy import IoPath
 from iobench.writers.image import Bytes, Extent, FileImage
 from iobench.writers.local import direct_file
 from iobench.writers.local.direct_file import DirectFile

@@ -24,7 +24,7 @@ from iobench.testing import Check, content
 from iobench.writers import gds
 from iobench.writers.gds import GdsWriter
 from iobench.writers.image import FileImage
-from iobench.writers.local.reused_file import reusing
+from iobench.writers.local.new_file import reusing
 from iobench.writers.odirect import ODirectWriter
 from iobench.writers.transfer import Fallback
 

@@ -17,13 +17,11 @@ from iobench.errors import UnavailableError
 from iobench.testing import content
 from iobench.units import KIB
 from iobench.writers import file_writer
+from iobench.writers.direct import file as path_file
 from iobench.writers.direct.engine import BlockingEngine, RingEngine
+from iobench.writers.direct.file import CachedFile, PathFile
 from iobench.writers.direct.in_flight import Ring, open_ring
-from iobench.writers.hybrid import HybridWriter
-from iobench.writers.hybrid_paths import file as path_file
-from iobench.writers.hybrid_paths.cached_file import CachedFile
-from iobench.writers.hybrid_paths.file import PathFile
-from iobench.writers.hybrid_paths.policy import (
+from iobench.writers.direct.policy import (
     Decision,
     IoOperation,
     IoPath,
@@ -31,6 +29,7 @@ from iobench.writers.hybrid_paths.policy import (
     PathPolicy,
     Pressure,
 )
+from iobench.writers.hybrid import HybridWriter
 from iobench.writers.image import FileImage
 from iobench.writers.transfer import Transfer
 
@@ -289,7 +288,7 @@ def test_without_direct(
 def test_without_dontcache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """When RWF_DONTCACHE is refused, sync_file_range replaces it, and that is recorded."""
     monkeypatch.setattr(
-        "iobench.writers.hybrid_paths.cached_file.dontcache_refusal",
+        "iobench.writers.direct.file.dontcache_refusal",
         lambda _: "RWF_DONTCACHE is refused",
     )
     data, writer = content(4 * _BLOCK), _writer(paths="uncached")

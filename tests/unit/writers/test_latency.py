@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from iobench.results.codec import from_plain, to_plain
-from iobench.writers.latency import Latency, LatencyCounter, LatencyFigures
-from iobench.writers.transfer import Meter, Transfer
+from iobench.writers.transfer import Latency, LatencyCounter, LatencyFigures, Meter, Transfer
 
 _HALF_A_BIN = 1 / 128
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from iobench.units import GIB, KIB, MIB
-from iobench.writers.hybrid_paths.policy import MemoryPressure, Pressure
+from iobench.writers.direct.policy import MemoryPressure, Pressure
 
 
 def _proc(root: Path, available_kib: int, dirty_kib: int = 0, **settings: int) -> Path:

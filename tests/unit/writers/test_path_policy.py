@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from iobench.units import GIB, KIB, MIB
-from iobench.writers.hybrid_paths.policy import (
+from iobench.writers.direct.policy import (
     Decision,
     IoOperation,
     IoPath,

@@ -18,9 +18,9 @@ import torch
 from iobench import linux
 from iobench.formats import safetensors, torch_file
 from iobench.units import MIB
-from iobench.writers.blocks import prefault
+from iobench.writers.blocks import workers
 from iobench.writers.blocks.pages import HUGE_PAGE, fresh_pages
-from iobench.writers.blocks.prefault import faulted_ahead
+from iobench.writers.blocks.workers import faulted_ahead
 from iobench.writers.image import Bytes, FileImage
 from iobench.writers.registry import make
 
@@ -28,7 +28,7 @@ from iobench.writers.registry import make
 @pytest.fixture
 def lead(monkeypatch: pytest.MonkeyPatch) -> int:
     """A short lead, so that the small images of these tests have one too."""
-    monkeypatch.setattr(prefault, "LEAD_BYTES", 4 * HUGE_PAGE)
+    monkeypatch.setattr(workers, "LEAD_BYTES", 4 * HUGE_PAGE)
     return 4 * HUGE_PAGE
 
 
@@ -68,7 +68,7 @@ def test_pages_appear_beyond_the_lead(lead: int) -> None:
 
 def test_it_skips_what_the_read_has_reached(monkeypatch: pytest.MonkeyPatch) -> None:
     """If pages exist already, it continues a lead further and skips those between."""
-    monkeypatch.setattr(prefault, "LEAD_BYTES", 8 * HUGE_PAGE)
+    monkeypatch.setattr(workers, "LEAD_BYTES", 8 * HUGE_PAGE)
     memory = fresh_pages(24 * HUGE_PAGE, huge=False)
     memory[12 * HUGE_PAGE - 1] = 1  # the last page of the first stretch beyond the lead
     with ahead(memory):
@@ -198,7 +198,7 @@ def test_the_size_of_the_pages(given_back: bool, monkeypatch: pytest.MonkeyPatch
         advised.append(huge)
         advise(address, length, huge=huge)
 
-    monkeypatch.setattr(prefault, "host_takes_free_memory", lambda: given_back)
+    monkeypatch.setattr(workers, "host_takes_free_memory", lambda: given_back)
     monkeypatch.setattr(linux, "advise_huge", noted)
     memory = fresh_pages(16 * HUGE_PAGE, huge=False)
     with ahead(memory):

@@ -21,15 +21,15 @@ from iobench.writers.blocks import workers
 from iobench.writers.blocks.channel import Channel, Lease
 from iobench.writers.blocks.workers import BlockPool
 from iobench.writers.device import staging
-from iobench.writers.gds import CuFile
-from iobench.writers.hybrid_paths import policy as path_policy
-from iobench.writers.hybrid_paths.policy import (
+from iobench.writers.direct import policy as path_policy
+from iobench.writers.direct.policy import (
     IoOperation,
     IoPath,
     MemoryPressure,
     PathPolicy,
     Pressure,
 )
+from iobench.writers.gds import CuFile
 from iobench.writers.image import Bytes
 from iobench.writers.local import deferred_free, new_file
 from iobench.writers.s3_store import client as s3_client

@@ -19,9 +19,8 @@ import pytest
 
 from iobench.units import KIB, MIB
 from iobench.writers.image import Bytes, FileImage
-from iobench.writers.local import reused_file
-from iobench.writers.local.new_file import NewFile
-from iobench.writers.local.reused_file import reusing
+from iobench.writers.local import new_file
+from iobench.writers.local.new_file import NewFile, reusing
 from iobench.writers.registry import make
 from iobench.writers.transfer import Meter
 
@@ -193,8 +192,8 @@ def test_a_file_that_is_opened_while_it_is_taken(
             found = getattr(self._module, name)
             return meeting(name, found) if isinstance(found, BuiltinFunctionType) else found
 
-    monkeypatch.setattr(reused_file, "os", Meeting(os))
-    monkeypatch.setattr(reused_file, "fcntl", Meeting(fcntl))
+    monkeypatch.setattr(new_file, "os", Meeting(os))
+    monkeypatch.setattr(new_file, "fcntl", Meeting(fcntl))
     before = (spare / "model").read_bytes()
     outcomes, moments = set(), 1
     while moment < moments:

@@ -10,8 +10,8 @@ import pytest
 from iobench.errors import OptionError, UsageError
 from iobench.testing import content, cut
 from iobench.units import MIB
-from iobench.writers.s3_store.checksum import Checksum
 from iobench.writers.s3_store.client import S3Options
+from iobench.writers.s3_store.parts import Checksum
 from iobench.writers.s3_store.target import S3Target
 
 

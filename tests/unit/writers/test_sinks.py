@@ -9,8 +9,8 @@ import pytest
 
 from iobench import linux
 from iobench.testing import content
-from iobench.writers.hybrid_paths.cached_file import CachedFile, DontCache
-from iobench.writers.hybrid_paths.policy import IoPath
+from iobench.writers.direct.file import CachedFile, DontCache
+from iobench.writers.direct.policy import IoPath
 from iobench.writers.local.posix import pwrite_all
 from iobench.writers.transfer import Meter, PathCount
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from iobench.writers.base import ImageSource
 from iobench.writers.image import FileImage
-from iobench.writers.source import ImageSource
 
 _steps = st.lists(
     st.tuples(st.integers(-20, 40), st.sampled_from([0, 1, 2]), st.integers(-1, 30)), max_size=8

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
