@@ -1,4 +1,4 @@
-"""PosixWriter: the base of all writers of files. BatchSync: makes many files durable at once."""
+"""PosixWriter: the base of all writers of files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from typing import Any
 
 from iobench.errors import DataMismatchError, transfer_errors
 from iobench.writers.base import Writer, check_ranges
-from iobench.writers.blocks.channel import Channel, Lease
 from iobench.writers.blocks.workers import map_in_workers
 from iobench.writers.device.staging import staged
 from iobench.writers.image import Bytes, FileImage, Ranges, in_batches
@@ -24,11 +23,9 @@ from iobench.writers.transfer import Meter, Transfer
 
 IOV_MAX = 1024  # limits.h: buffers in one pwritev or preadv
 
-TOGETHER = 128
-"""The files of one batch in write_many: one batch is written while the batch before is synced.
-
-Each file holds a descriptor.
-"""
+TOGETHER = 256
+"""The files of one batch in write_many, which are synced together. Each holds a descriptor."""
+_SYNCS = 8  # concurrent fsyncs; measured in docs/decisions/0020
 
 
 class PosixWriter(Writer):
@@ -89,30 +86,19 @@ class PosixWriter(Writer):
         unpublished: list[NewFile] = []
         with contextlib.ExitStack() as undo:
             undo.callback(_abandon, unpublished)
-            syncing = BatchSync()
-            in_sync = 0
-            try:
-                for batch in in_batches(images, TOGETHER):
-                    self._write_batch(batch, target, unpublished, meter)
-                    written = unpublished[in_sync:]
-                    files, size = files + len(batch), size + sum(one.size_bytes for one in batch)
-                    names.update(dict.fromkeys(d for file in written for d in file.directories))
-                    if durable:
-                        if in_sync:
-                            _wait_for(syncing, meter)
-                        with meter.phase("sync"):
-                            syncing.begin(written)
-                        in_sync, ready = len(written), in_sync
-                    else:
-                        ready = len(written)
-                    _publish(unpublished, ready)
-                if in_sync:
-                    _wait_for(syncing, meter)
-                    _publish(unpublished, in_sync)
-            finally:
-                with meter.phase("sync"):
-                    syncing.end()
-                meter.add(syncing.meter, {})
+            for batch in in_batches(images, TOGETHER):
+                self._write_batch(batch, target, unpublished, meter)
+                files, size = files + len(batch), size + sum(one.size_bytes for one in batch)
+                if durable:
+                    # The first sync makes most data and metadata of the others durable too. They
+                    # share the rest: one commit of the journal, one flush of the device.
+                    with meter.phase("sync"):
+                        for one in map_in_workers(_SYNCS, _synced, unpublished):
+                            meter.add(one, {})
+                for file in unpublished:
+                    names.update(dict.fromkeys(file.directories))
+                    file.publish(sync_names=False)
+                unpublished.clear()  # there may be 100,000
         if durable and sync_directory:
             with meter.phase("commit"):
                 for directory in names:
@@ -186,27 +172,15 @@ class PosixWriter(Writer):
         return open_source(path, self._flags, size_bytes)
 
 
-def _publish(unpublished: list[NewFile], count: int) -> None:
-    """Publish the first `count` files and release them: there may be 100,000."""
-    for file in unpublished[:count]:
-        file.publish(sync_names=False)
-    del unpublished[:count]
-
-
 def _abandon(files: Iterable[NewFile]) -> None:
     with contextlib.ExitStack() as undo:  # goes on with the others after an interrupt
         for file in files:
             undo.push(file)
 
 
-def _wait_for(syncing: BatchSync, meter: Meter) -> None:
-    with meter.phase("sync"):
-        syncing.wait()
-
-
 def pwrite_all(fd: int, views: list[Bytes], offset: int, flags: int = 0) -> int:
     """Write all of `views` at `offset`, continuing short writes; return the system calls made."""
-    return _all(os.pwritev, _took_nothing, fd, views, offset, flags)
+    return _all(os.pwritev, fd, views, offset, flags, writes=True)
 
 
 def pread_all(fd: int, views: list[Bytes], offset: int, flags: int = 0) -> int:
@@ -214,24 +188,17 @@ def pread_all(fd: int, views: list[Bytes], offset: int, flags: int = 0) -> int:
 
     Raises DataMismatchError when the file ends before.
     """
-    return _all(os.preadv, _file_ended, fd, views, offset, flags)
-
-
-def _took_nothing(offset: int) -> OSError:
-    return OSError(errno.EIO, f"a write at {offset} took 0 bytes")
-
-
-def _file_ended(offset: int) -> DataMismatchError:
-    return DataMismatchError(f"the file ended at {offset} while being read")
+    return _all(os.preadv, fd, views, offset, flags, writes=False)
 
 
 def _all(
     call: Callable[[int, Any, int, int], int],
-    nothing: Callable[[int], Exception],
     fd: int,
     views: list[Bytes],
     offset: int,
     flags: int,
+    *,
+    writes: bool,
 ) -> int:
     calls = 0
     views = list(reversed(views))  # a copy, in an order in which pop() removes the first view
@@ -239,8 +206,10 @@ def _all(
         batch = views[: -IOV_MAX - 1 : -1]
         done = call(fd, batch, offset, flags)
         calls += 1
+        if done == 0 and writes:
+            raise OSError(errno.EIO, f"a write at {offset} took 0 bytes")
         if done == 0:
-            raise nothing(offset)
+            raise DataMismatchError(f"the file ended at {offset} while being read")
         offset += done
         while done:
             first = views[-1]
@@ -251,48 +220,6 @@ def _all(
                 views[-1] = first[done:]
                 done = 0
     return calls
-
-
-_SYNCS = 8  # concurrent fsyncs; measured in docs/decisions/0020
-
-
-class BatchSync:
-    """Syncs batches of files in the background. The caller owns the files.
-
-    The first sync makes most data and metadata of the other files durable too. Concurrent syncs
-    share the rest: one commit of the journal, one flush of the device.
-
-    The thread ends with its batch, so that no interrupt of the caller can leave it behind.
-    """
-
-    def __init__(self) -> None:
-        self.meter = Meter()
-        """Latencies of the syncs; its seconds are not those of the caller, who waits for them.
-
-        It belongs to the thread of the batch, and to the caller once that has ended.
-        """
-        self._channel: Channel[Sequence[NewFile]] = Channel(
-            lambda: self._channel.serve(self._sync),
-            name="iobench-sync",
-            lingers=False,
-            daemon=False,
-        )
-
-    def begin(self, files: Sequence[NewFile]) -> None:
-        """Start to sync `files`. The caller has waited for the batch before."""
-        self._channel.submit(Lease(files))
-
-    def wait(self) -> None:
-        """Wait until the batch is durable. Raises the first failure, a TransferError."""
-        self._channel.drain()
-
-    def end(self) -> None:
-        """Wait until no thread uses the files; raise interrupts after that."""
-        self._channel.close()
-
-    def _sync(self, files: Sequence[NewFile]) -> None:
-        for one in map_in_workers(_SYNCS, _synced, files):
-            self.meter.add(one, {})
 
 
 def _synced(file: NewFile) -> Meter:

@@ -1,4 +1,4 @@
-"""write_many: syncs files while it writes the next ones; a file is visible only after its sync."""
+"""write_many: syncs the files of a batch together; a file is visible only after its sync."""
 
 from __future__ import annotations
 
@@ -19,11 +19,9 @@ from support.one_by_one import OneByOne
 
 from iobench.errors import TransferError
 from iobench.testing import Footprint, content
-from iobench.writers.blocks import channel
 from iobench.writers.image import FileImage
 from iobench.writers.local import posix
 from iobench.writers.local.new_file import PART_SUFFIX, NewFile
-from iobench.writers.local.posix import BatchSync
 from iobench.writers.registry import make
 
 _FILES = 40
@@ -41,7 +39,7 @@ def _images() -> list[FileImage]:
 def test_each_file_is_synced_before_it_is_visible(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every file is synced once, in another thread than the caller's, and renamed after that."""
+    """Every file is synced once, by several threads, and renamed after that."""
     synced, renamed, threads = [], [], set()
     fsync, replace = os.fsync, os.replace
 
@@ -97,7 +95,7 @@ def test_no_more_images_are_kept_than_are_moved(
     writer = OneByOne() if name == "one by one" else make(name)
     moved = writer.write_many(made(), tmp_path, durable=durable)
     assert (moved.files, moved.bytes, len(os.listdir(tmp_path))) == (_FILES, 100 * _FILES, _FILES)
-    assert 0 < most <= 4 * 8  # images and files of two batches
+    assert 0 < most <= 4 * 8  # images and files of a batch, and those that are made now
     assert alive() == 0
 
 
@@ -130,14 +128,14 @@ def test_a_failing_sync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nth: in
 
 def _interrupted(where: str, place: Place | None) -> Tracer:
     """Write some files, with Boom at `place` in the caller or in the thread that syncs."""
-    tracer = Tracer([posix.__file__, posix.__file__], place)
+    tracer = Tracer([posix.__file__], place)
     images = _images()[:20]
     with tempfile.TemporaryDirectory(dir="/dev/shm") as made:
         directory = Path(made)
         writer = make("buffered")
         tracer.run(lambda: writer.write_many(images, directory), in_threads=where == "worker")
         until = time.monotonic() + SOON_S
-        while any(one.name == "iobench-sync" for one in threading.enumerate()):
+        while any(one.name == "iobench-worker" for one in threading.enumerate()):
             assert time.monotonic() < until, "the thread that syncs goes on for ever"
             time.sleep(0.001)
         whole = {image.path: image.segments[0].memory.tobytes() for image in images}
@@ -152,16 +150,13 @@ def _interrupted(where: str, place: Place | None) -> Tracer:
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # a file of an interrupted NewFile
 @pytest.mark.parametrize("where", ["caller", "worker"])
-def test_an_exception_at_every_bytecode(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_exception_at_every_bytecode(where: str) -> None:
     """Ctrl-C anywhere in write_many: no thread stays, which would keep the process from its end."""
-    monkeypatch.setattr(channel, "_LOOK_AGAIN_S", 0.005)
     at_every_place(lambda place: _interrupted(where, place), least=20)
 
 
-def test_a_failing_write_while_others_are_synced(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The syncs in the background are awaited before the files are removed."""
+def test_a_failing_write_of_a_later_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The batches before it are published; what was written of its own is removed."""
     pwritev, calls = os.pwritev, iter(range(1000))
 
     def failing(*arguments: object) -> int:
@@ -173,22 +168,24 @@ def test_a_failing_write_while_others_are_synced(
         patch.setattr(os, "pwritev", failing)
         with pytest.raises(TransferError, match="No space left"):
             make("hybrid").write_many(_images(), tmp_path)
-    assert sorted(os.listdir(tmp_path)) == [f"{number:02}" for number in range(8)]
+    assert sorted(os.listdir(tmp_path)) == [f"{number:02}" for number in range(16)]
 
 
 def test_ctrl_c_while_files_are_synced(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
     impatience: Callable[[threading.Event], AbstractContextManager[None]],
 ) -> None:
-    """It is raised once no thread uses the files any more."""
+    """It is raised once no thread uses the files any more, and no file is left."""
     go_on, ended = threading.Event(), []
 
-    class Slow:
-        def sync(self, meter: object) -> None:
+    def slow(_: int) -> None:
+        if threading.current_thread() is not threading.main_thread():
             assert go_on.wait(10)
             ended.append(True)
 
-    syncing = BatchSync()
-    syncing.begin([Slow()])
-    with impatience(go_on):
-        syncing.end()
-    assert ended == [True]
+    monkeypatch.setattr(os, "fsync", slow)
+    with Footprint.unchanged(), impatience(go_on):
+        make("buffered").write_many(_images()[:8], tmp_path)
+    assert ended
+    assert not list(tmp_path.iterdir())
