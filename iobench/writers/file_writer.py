@@ -27,7 +27,7 @@ from pathlib import Path
 import numpy as np
 
 from iobench import linux
-from iobench.errors import TransferError, UnavailableError, transfer_errors
+from iobench.errors import UnavailableError, transfer_errors
 from iobench.writers.base import Availability, remedy_of
 from iobench.writers.blocks.workers import BlockPool, Blocks, faulted_ahead, run_workers
 from iobench.writers.direct.background import BackgroundSink, ReserveAhead, most_blocks
@@ -36,19 +36,12 @@ from iobench.writers.direct.file import DontCache, PathFile, PathSupport
 from iobench.writers.direct.in_flight import OnComplete, open_ring
 from iobench.writers.direct.policy import IoPath
 from iobench.writers.image import AnyMemory, Bytes, Extent, FileImage, Ranges
-from iobench.writers.local.direct_file import (
-    NO_DIRECT_REMEDY,
-    REFUSED,
-    DirectFile,
-    direct_alignment,
-)
+from iobench.writers.local.direct_file import NO_DIRECT_REMEDY
 from iobench.writers.local.new_file import NewFile, ProbeFile, reserve_blocks, try_directory
 from iobench.writers.local.posix import PosixWriter
 from iobench.writers.options import WriterOptions
 from iobench.writers.stream import BlockStream, PlainSink
 from iobench.writers.transfer import Meter
-
-_BYTES = linux.DioAlignment(memory=1, offset=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,8 +86,6 @@ class FileWriter(PosixWriter):
     def __init__(self, options: WriterOptions | None = None, **values: object) -> None:
         super().__init__(options, **values)
         self._how = how = self._setting()
-        if how.only is IoPath.DIRECT and how.o_direct:
-            self._flags = os.O_DIRECT
         pieces = how.rings * most_pieces(how.iodepth) if how.rings else 0
         shared = how.piece_size == how.block_size
         most = most_blocks(how.stream_depth)
@@ -134,7 +125,8 @@ class FileWriter(PosixWriter):
     def _try(self, file: NewFile, meter: Meter) -> None:
         """Write as little as possible by each path."""
         if self._how.only:
-            smallest = self._probe_memory(self._alignment(file.fd).offset)
+            with self._file(file.fd, file.path, writing=True) as probed:
+                smallest = self._probe_memory(probed.unit)
             image = FileImage.of("probe", [smallest])
             with self._reachable(image, meter) as reachable:
                 self._send(file, reachable, meter)
@@ -167,9 +159,6 @@ class FileWriter(PosixWriter):
 
     def _file(self, fd: int, path: str, *, writing: bool) -> PathFile:
         how = self._how
-        direct = None
-        if how.only is IoPath.DIRECT:
-            direct = DirectFile(fd=fd, alignment=self._alignment(fd), name=path)
         return PathFile(
             fd,
             path,
@@ -179,7 +168,8 @@ class FileWriter(PosixWriter):
             block_size=how.block_size,
             small_size=how.small_size,
             read_soon=how.read_soon,
-            direct=direct,
+            writer=self.name,
+            o_direct=how.o_direct,
         )
 
     def write_ranges(self, fd: int, image: FileImage, ranges: Ranges, path: str) -> None:
@@ -193,15 +183,7 @@ class FileWriter(PosixWriter):
         meter = self._meter()
         if self._reserves:
             reserve_blocks(fd, 0, image.size_bytes)
-        with contextlib.ExitStack() as stack:
-            if self._flags:
-                try:  # the same file, even if its name changes
-                    flags = os.O_WRONLY | os.O_CLOEXEC | self._flags
-                    fd = os.open(f"/proc/self/fd/{fd}", flags)
-                except OSError as error:
-                    raise self._refused(error, os.path.dirname(path)) from error
-                stack.callback(os.close, fd)
-            self._send_ranges(fd, path, image, ranges, meter)
+        self._send_ranges(fd, path, image, ranges, meter)
 
     def _send(self, file: NewFile, image: FileImage, meter: Meter) -> None:
         self._send_ranges(file.fd, file.path, image, [(0, image.size_bytes)], meter)
@@ -404,33 +386,6 @@ class FileWriter(PosixWriter):
         except UnavailableError as error:
             return error.reason.rstrip(".")
         return ""
-
-    # Where O_DIRECT is the only path.
-
-    def _create(self, path: str | Path, meter: Meter, kind: type[NewFile] = NewFile) -> NewFile:
-        try:
-            return super()._create(path, meter, kind)
-        except OSError as error:
-            raise self._refused(error, os.path.dirname(path)) from error
-
-    def _open_source(self, path: str, size_bytes: int) -> int:
-        try:
-            return super()._open_source(path, size_bytes)
-        except OSError as error:
-            raise self._refused(error, os.path.dirname(path)) from error
-
-    def _refused(self, error: OSError, where: str) -> Exception:
-        if not self._flags or error.errno not in REFUSED or isinstance(error, TransferError):
-            return error
-        return UnavailableError(
-            self.name, f"the file system of {where or '.'} refuses O_DIRECT.", NO_DIRECT_REMEDY
-        )
-
-    def _alignment(self, fd: int) -> linux.DioAlignment:
-        """Return the alignment that the open file needs of addresses, offsets and lengths."""
-        if not self._flags:
-            return _BYTES
-        return direct_alignment(self.name, fd, self._how.block_size)
 
 
 class _BlocksOfFiles:

@@ -24,7 +24,13 @@ from iobench.writers.device.base import Device, DeviceBytes
 from iobench.writers.device.staging import StagedImage
 from iobench.writers.direct.engine import BlockingEngine
 from iobench.writers.image import AnyMemory, Extent, FileImage, Ranges
-from iobench.writers.local.direct_file import DirectFile, read_on, round_up, written_on
+from iobench.writers.local.direct_file import (
+    DirectFile,
+    read_on,
+    reopened,
+    round_up,
+    written_on,
+)
 from iobench.writers.local.new_file import NewFile
 from iobench.writers.odirect import ODirectOptions, ODirectWriter
 from iobench.writers.options import DirectValues, block_size_option, option
@@ -313,13 +319,14 @@ class GdsWriter(ODirectWriter):
                 meter.fell_back("gds", "direct", "the image is in host memory, not in a GPU's")
             return False
         cufile = open_cufile()
-        direct = DirectFile(fd=fd, alignment=self._alignment(fd))
+        # Opened once more, as cuFile refuses descriptors with O_TMPFILE, O_NOFOLLOW or O_EXCL.
+        mode = fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE
+        direct = reopened(fd, mode, self.name, image.path, self.options.block_size)
         unit = max(direct.alignment.offset, linux.PAGE)
         with contextlib.ExitStack() as registered:
+            registered.callback(os.close, direct.fd)
             try:
-                own_fd = _reopened(fd)
-                registered.callback(os.close, own_fd)
-                handle = registered.enter_context(cufile.file(own_fd))
+                handle = registered.enter_context(cufile.file(direct.fd))
             except TransferError as error:
                 meter.fell_back("gds", "direct", str(error))
                 return False
@@ -353,12 +360,6 @@ def _gpu_memory(size_bytes: int) -> DeviceBytes:
     from iobench.writers.device.cuda import cuda_device
 
     return cuda_device(torch.device("cuda")).allocate(size_bytes)
-
-
-def _reopened(fd: int) -> int:
-    """Open the file once more. cuFile refuses descriptors with O_TMPFILE, O_NOFOLLOW or O_EXCL."""
-    mode = fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE
-    return os.open(f"/proc/self/fd/{fd}", mode | os.O_DIRECT | os.O_CLOEXEC)
 
 
 class _CuFileEngine:

@@ -1,23 +1,16 @@
-"""The `hybrid` writer: each operation takes the path that suits it.
-
-It writes a small file at once. FileWriter draws the way of a large one.
-"""
+"""The `hybrid` writer: each operation takes the path that suits it; see FileWriter."""
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Unpack
 
 from iobench import linux
 from iobench.units import GIB, KIB, MIB
-from iobench.writers.direct.policy import IoOperation, IoPath, PathPolicy, Position
+from iobench.writers.direct.policy import IoPath
 from iobench.writers.file_writer import FileSetting, FileWriter
-from iobench.writers.image import FileImage
 from iobench.writers.local.new_file import NewFile
-from iobench.writers.local.posix import pwrite_all
 from iobench.writers.options import HybridValues, WriterOptions, option
-from iobench.writers.transfer import Meter
 
 _PATHS = {
     "all": tuple(IoPath),
@@ -115,31 +108,6 @@ class HybridWriter(FileWriter):
             read_soon=how.read_soon,
         )
 
-    @functools.cached_property
-    def _small_files(self) -> PathPolicy:
-        how = self._how
-        return PathPolicy(how.paths, small_size=how.small_size, read_soon=how.read_soon)
-
     def _reserve(self, file: NewFile, size_bytes: int) -> None:
         if size_bytes >= self._how.small_size:  # small files gain nothing from it
             super()._reserve(file, size_bytes)
-
-    def _send(self, file: NewFile, image: FileImage, meter: Meter) -> None:
-        small = 0 < image.size_bytes < self._how.small_size
-        if not (small and self._send_small(file, image, meter)):
-            super()._send(file, image, meter)
-
-    def _send_small(self, file: NewFile, image: FileImage, meter: Meter) -> bool:
-        """Write a small file through the page cache; False if the policy chooses another path.
-
-        For a single write, the set-up of a PathFile costs more than the write itself.
-        """
-        operation = IoOperation(size_bytes=image.size_bytes, position=Position.WHOLE)
-        decision = self._small_files.choose(operation, self._support.pressure.now())
-        if decision.path != IoPath.BUFFERED:
-            return False
-        with image.outgoing(0, image.size_bytes, meter) as views, meter.operation("write"):
-            calls = pwrite_all(file.fd, views, 0)
-        meter.count(decision.path, image.size_bytes, calls)
-        meter.decided(decision.path, decision.reason)
-        return True

@@ -14,6 +14,7 @@ The completion of a direct piece is taken when its thread writes the next range 
 from __future__ import annotations
 
 import errno
+import functools
 import os
 import threading
 from bisect import bisect_left, bisect_right
@@ -41,9 +42,9 @@ from iobench.writers.local.direct_file import (
     REFUSED,
     DirectFile,
     aligned_view,
-    direct_alignment,
     pread_direct,
     pwrite_direct,
+    reopened,
     round_up,
     view_to_fill,
 )
@@ -232,6 +233,7 @@ class CachedFile:
             return 0
 
 
+_BYTES = linux.DioAlignment(memory=1, offset=1)
 _PAGES = linux.DioAlignment(memory=linux.PAGE, offset=linux.PAGE)
 
 
@@ -272,16 +274,25 @@ class PathFile:
         block_size: int,
         small_size: int = 1,
         read_soon: bool = False,
-        direct: DirectFile | None = None,
+        writer: str = "hybrid",
+        o_direct: bool = True,
     ) -> None:
-        """`direct` is for files of the path DIRECT alone: the descriptor `fd` is used for it."""
+        """`writer` is named in errors.
+
+        With the path DIRECT alone, `o_direct=False` goes through the page cache by `fd` itself;
+        else UnavailableError is raised where the file system refuses O_DIRECT.
+        """
         self._fd, self.name, self._writing = fd, name, writing
         self._only = paths[0] if len(paths) == 1 else None
         self._policy = PathPolicy(paths, small_size=small_size, read_soon=read_soon)
-        self._support, self._block_size, self._small_size = support, block_size, small_size
+        self._support, self._small_size = support, small_size
         self._cached = CachedFile(fd, support.dontcache, waits=self._only is None)
         self._lock = threading.RLock()
-        self._direct = direct
+        flags = os.O_WRONLY if writing else os.O_RDONLY
+        self._reopened = functools.partial(reopened, fd, flags, writer, name, block_size)
+        self._direct: DirectFile | None = None
+        if self._only is IoPath.DIRECT:
+            self._direct = self._reopened() if o_direct else DirectFile(fd, _BYTES, name)
 
     @property
     def unit(self) -> int:
@@ -428,29 +439,23 @@ class PathFile:
         where = works[0], os.path.dirname(self.name), self._writing
         if refusal := self._support.refusals.get(where, ""):
             return refusal
-        flags = os.O_WRONLY if self._writing else os.O_RDONLY
         try:
-            # The same file, even if its name changes.
-            fd = os.open(f"/proc/self/fd/{self._fd}", flags | os.O_DIRECT | os.O_CLOEXEC)
-        except FileNotFoundError:  # not of the file, which is open
-            return "O_DIRECT needs /proc, which is not mounted"
-        except OSError as error:
-            return _refusal("opening with O_DIRECT", error)
-        try:
-            alignment = direct_alignment("direct", fd, self._block_size)
-            file = DirectFile(fd=fd, alignment=alignment, name=self.name)
-            if works not in self._support.direct and not offset % alignment.offset:
-                refusal = self._tried(file, offset)
+            file = self._reopened()
         except UnavailableError as error:
-            refusal = error.reason.rstrip(".")
+            self._support.refusals[where] = error.reason.rstrip(".")
+            return self._support.refusals[where]
+        begins_there = not offset % file.alignment.offset
+        try:
+            if begins_there and works not in self._support.direct:
+                refusal = self._tried(file, offset)
         except BaseException:
-            os.close(fd)
+            os.close(file.fd)
             raise
         if refusal:
-            os.close(fd)
+            os.close(file.fd)
             self._support.refusals[where] = refusal
             return refusal
-        if not offset % alignment.offset:
+        if begins_there:
             self._support.direct.add(works)
         self._direct = file
         return ""
@@ -470,7 +475,9 @@ class PathFile:
             self._cached.leave(offset, offset + unit)
             pwrite_direct(file.fd, block, offset, unit)
         except OSError as error:
-            return _refusal("direct I/O", error)
+            if error.errno not in REFUSED or isinstance(error, IobenchError):
+                raise
+            return f"direct I/O is refused ({error.strerror})"
         if self._cached.resident_bytes(offset, unit):
             return "O_DIRECT is accepted, yet goes through the page cache"
         return ""
@@ -487,10 +494,3 @@ class PathFile:
             file, self._direct = self._direct, None
         if file is not None and file.fd != self._fd:
             os.close(file.fd)
-
-
-def _refusal(doing: str, error: OSError) -> str:
-    """Return why the file system has no direct I/O. Raises `error` if it means something else."""
-    if error.errno not in REFUSED or isinstance(error, IobenchError):
-        raise error
-    return f"{doing} is refused ({error.strerror})"

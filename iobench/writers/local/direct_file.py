@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import functools
 import os
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from iobench import linux
 from iobench.environment.memory import host_takes_free_memory
@@ -22,8 +22,7 @@ _UNKNOWN = linux.DioAlignment(memory=linux.PAGE, offset=linux.PAGE)
 """Used where statx reports no alignment: every file system with direct I/O accepts it."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DirectFile:
+class DirectFile(NamedTuple):
     """A descriptor, and the alignment that direct I/O needs of addresses, offsets and lengths."""
 
     fd: int
@@ -45,6 +44,28 @@ def direct_alignment(name: str, fd: int, block_size: int) -> linux.DioAlignment:
             f"Set block_size to a multiple of {alignment.offset}.",
         )
     return alignment
+
+
+def reopened(fd: int, flags: int, writer: str, name: str, block_size: int) -> DirectFile:
+    """Open the file of `fd` once more with O_DIRECT, also if its name has changed since.
+
+    Raises UnavailableError where the file system refuses that, or /proc is not mounted.
+    """
+    try:
+        direct = os.open(f"/proc/self/fd/{fd}", flags | os.O_DIRECT | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno == errno.ENOENT:  # not of the file, which is open
+            reason = "O_DIRECT needs /proc, which is not mounted."
+        elif error.errno in REFUSED:
+            reason = f"the file system of {os.path.dirname(name) or '.'} refuses O_DIRECT."
+        else:
+            raise
+        raise UnavailableError(writer, reason, NO_DIRECT_REMEDY) from error
+    try:
+        return DirectFile(direct, direct_alignment(writer, direct, block_size), name)
+    except BaseException:
+        os.close(direct)
+        raise
 
 
 def round_up(value: int, multiple: int) -> int:

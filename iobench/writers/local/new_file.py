@@ -301,8 +301,6 @@ def open_source(path: str | Path, flags: int, size_bytes: int) -> int:
     try:
         fd = open_regular(path, os.O_RDONLY | flags)
     except OSError as error:
-        if flags & os.O_DIRECT and error.errno == errno.EINVAL:
-            raise  # the writer reports the refused O_DIRECT
         raise TransferError.wrap(error, "opening", path) from error
     found = os.fstat(fd).st_size
     if found != size_bytes:

@@ -61,7 +61,7 @@ class _Paths:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.seen: list[tuple[str, int, int]] = []
         self.left: list[tuple[int, int]] = []
-        leave, send_small = CachedFile.leave, HybridWriter._send_small
+        leave = CachedFile.leave
         cached = CachedFile.write
 
         def through(file, path, part, meter):
@@ -75,13 +75,6 @@ class _Paths:
             leave(file, start, stop)
             self.left.append((start, stop))
 
-        def small(writer, file, image, meter):
-            written = send_small(writer, file, image, meter)
-            if written:
-                self.seen.append(("buffered", 0, image.size_bytes))
-            return written
-
-        monkeypatch.setattr(HybridWriter, "_send_small", small)
         monkeypatch.setattr(CachedFile, "write", through)
         monkeypatch.setattr(CachedFile, "leave", left)
 
@@ -262,7 +255,7 @@ def _refused(call: str, real, number: int):
 
 @pytest.mark.parametrize(
     ("number", "reason"),
-    [(errno.EINVAL, "O_DIRECT is refused"), (errno.ENOENT, "/proc, which is not mounted")],
+    [(errno.EINVAL, "refuses O_DIRECT"), (errno.ENOENT, "/proc, which is not mounted")],
 )
 def test_without_direct(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, reason: str
@@ -432,7 +425,7 @@ def test_a_ring_that_is_refused_later(
 def test_a_small_file_avoids_the_page_cache_when_memory_is_short(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The fast path of small files asks the policy too, and leaves such a file to PathFile."""
+    """The policy chooses the path of a small file too."""
     short = Pressure(total_bytes=1 << 34, available_bytes=1)
     monkeypatch.setattr(MemoryPressure, "now", lambda _: short)
     images = [FileImage.of(name, [content(100)]) for name in "ab"]
