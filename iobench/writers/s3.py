@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Unpack
@@ -13,7 +12,6 @@ from typing import Unpack
 import numpy as np
 
 from iobench.errors import DataMismatchError, IobenchError, TransferError, UnavailableError
-from iobench.units import KIB
 from iobench.writers.base import Availability, Writer
 from iobench.writers.blocks.channel import Channel, Lease
 from iobench.writers.blocks.workers import Blocks, run_workers
@@ -29,7 +27,6 @@ from iobench.writers.s3_store.upload import S3Upload
 from iobench.writers.stream import BlockStream, Sink
 from iobench.writers.transfer import Meter, Transfer
 
-_TINY = 64 * KIB  # segments shorter than this on average are gathered into one block first
 _PROBE = ".iobench-probe"
 
 
@@ -75,7 +72,7 @@ class S3Writer(Writer):
         try:
             with staged(image, meter) as within:
                 if size <= part_size:
-                    with _outgoing(within, 0, size, [], meter) as views:
+                    with within.outgoing(0, size, meter) as views:
                         upload.put(views, meter)
                 else:
                     upload.begin(meter)
@@ -163,9 +160,8 @@ class S3Writer(Writer):
 
     def _send(self, upload: S3Upload, image: FileImage, part_size: int, meter: Meter) -> None:
         def work(blocks: Blocks, own: Meter) -> None:
-            staging: list[Bytes] = []
             for start, stop in blocks:
-                with _outgoing(image, start, stop, staging, own) as views:
+                with image.outgoing(start, stop, own) as views:
                     upload.send(start // part_size + 1, views, own)
 
         parts = _Parts(0, image.size_bytes, part_size, upload.stop)
@@ -178,16 +174,9 @@ class S3Writer(Writer):
         size = part_size_for(stop - start, fixed_bytes=options.part_size, threads=options.threads)
 
         def work(blocks: Blocks, own: Meter) -> None:
-            staging: list[Bytes] = []
             for begin, end in blocks:
                 with image.incoming(begin, end, own) as views:
-                    if _are_tiny(views, end - begin):
-                        block = _staging(staging, end - begin)
-                        download.fill([block], begin, end, own)
-                        with own.phase("scatter"):
-                            image.scatter(begin, end, block)
-                    else:
-                        download.fill(views, begin, end, own)
+                    download.fill(views, begin, end, own)
                 image.filled(begin, end)
 
         run_workers(options.threads, _Parts(start, stop, size, download.stop), work, meter)
@@ -207,31 +196,6 @@ class _Parts(Blocks):
     def cancel(self) -> None:
         super().cancel()
         self._given_up.set()
-
-
-@contextmanager
-def _outgoing(
-    image: FileImage, start: int, stop: int, staging: list[Bytes], meter: Meter
-) -> Iterator[list[Bytes]]:
-    """Yield the bytes [start, stop) as views, or gathered into one block if the views are tiny."""
-    with image.outgoing(start, stop, meter) as views:
-        if _are_tiny(views, stop - start):
-            block = _staging(staging, stop - start)
-            with meter.phase("gather"):
-                image.gather(start, stop, block)
-            views = [block]
-        yield views
-
-
-def _are_tiny(views: list[Bytes], size_bytes: int) -> bool:
-    return len(views) > 1 and size_bytes < _TINY * len(views)
-
-
-def _staging(kept: list[Bytes], size_bytes: int) -> Bytes:
-    """Return a block of `size_bytes`. One worker reuses it for all of its parts."""
-    if not kept or len(kept[0]) < size_bytes:
-        kept[:] = [np.empty(size_bytes, dtype=np.uint8)]
-    return kept[0][:size_bytes]
 
 
 _LEAST = 1 << 16
