@@ -390,14 +390,10 @@ class PathFile:
             likely = IoOperation(size_bytes=stop - start, in_cache=in_cache)
             self._chosen(likely, pressure, begin, engine.meter)
             data = view_to_fill(part, self._alignment) if start == begin else None
-            whole = begin == 0 and stop == image.size_bytes
+            first = Position.WHOLE if stop == image.size_bytes else Position.FIRST
             operation = IoOperation(
                 size_bytes=stop - start,
-                position=Position.WHOLE
-                if whole
-                else Position.FIRST
-                if not begin
-                else Position.MIDDLE,
+                position=Position.MIDDLE if begin else first,
                 aligned=begin % self._alignment.offset == 0,  # the length is rounded up in a block
                 memory_aligned=data is not None,
                 in_cache=in_cache,

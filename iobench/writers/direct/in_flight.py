@@ -19,13 +19,7 @@ _RING_TRANSIENT = {errno.EAGAIN, errno.EBUSY, errno.EINTR}
 _RING_PAUSE_S = 0.005
 _PAUSES = 1000  # give up after 5 s in which the kernel takes and completes no operation
 
-_COOP_TASKRUN, _SINGLE_ISSUER, _DEFER_TASKRUN = 1 << 8, 1 << 12, 1 << 13  # linux/io_uring.h
-_FLAG_SETS = (
-    _SINGLE_ISSUER | _COOP_TASKRUN | _DEFER_TASKRUN,  # Linux >= 6.1
-    _SINGLE_ISSUER | _COOP_TASKRUN,  # >= 6.0
-    _COOP_TASKRUN,  # >= 5.19
-    0,
-)
+_FLAGS = 1 << 8 | 1 << 12 | 1 << 13  # COOP_TASKRUN, SINGLE_ISSUER, DEFER_TASKRUN: Linux >= 6.1
 
 
 class Ring(Protocol):
@@ -156,20 +150,15 @@ def open_ring(depth: int) -> Ring:
 
 @functools.cache
 def setup_flags() -> int:
-    """Return the most of SINGLE_ISSUER, COOP_TASKRUN and DEFER_TASKRUN that work here.
+    """Return the flags of a ring: with them a completion interrupts no thread.
 
-    With them a completion interrupts no thread: the kernel processes it when the thread of the ring
-    waits. Raises UnavailableError.
+    The kernel processes it when the thread of the ring waits. Raises UnavailableError.
     """
-    pyuring = _pyuring()
-    for flags in _FLAG_SETS[:-1]:
-        try:
-            ring = pyuring.UringCtx(entries=1, setup_flags=flags)
-        except OSError:  # an old kernel, or one without io_uring: the caller finds out
-            continue
-        ring.close()
-        return flags
-    return _FLAG_SETS[-1]
+    try:
+        _pyuring().UringCtx(entries=1, setup_flags=_FLAGS).close()
+    except OSError:  # an old kernel, or one without io_uring: the caller finds out
+        return 0
+    return _FLAGS
 
 
 def _set_up(depth: int, flags: int) -> Any:
@@ -327,8 +316,12 @@ class InFlight:
     def _advance(self, operation: RingOperation, count: int) -> bool:
         """Record a completion; return whether the operation is complete."""
         operation.calls += 1
-        if count < 0:
-            self._before_retry(operation, -count)
+        if count < 0:  # memory is short, or the kernel's own worker was interrupted
+            operation.tries += 1
+            if -count not in _TRANSIENT or operation.tries > _TRIES:
+                raise OSError(-count, os.strerror(-count))
+            self._meter.retries += 1
+            time.sleep(_PAUSE_S * (operation.tries - 1))
             return False
         operation.tries = 0
         done, offset, unit = operation.done, operation.offset, operation.file.alignment.offset
@@ -337,17 +330,6 @@ class InFlight:
         else:
             operation.done = read_on(done, count, operation.wanted, offset, unit)
         return operation.done >= operation.wanted
-
-    def _before_retry(self, operation: RingOperation, number: int) -> None:
-        """Pause after the transient error `number`; raise OSError for any other one.
-
-        The kernel returns transient errors when memory is short or its own worker is interrupted.
-        """
-        operation.tries += 1
-        if number not in _TRANSIENT or operation.tries > _TRIES:
-            raise OSError(number, os.strerror(number))
-        self._meter.retries += 1
-        time.sleep(_PAUSE_S * (operation.tries - 1))
 
     def _raise(self, error: BaseException, operation: RingOperation) -> NoReturn:
         name = operation.file.name

@@ -5,7 +5,6 @@ MemoryPressure: whether writes should currently avoid the page cache.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -149,7 +148,6 @@ class PathPolicy:
         assert paths
         self._paths = tuple(paths)
         self._small_size, self._read_soon = small_size, read_soon
-        self._lock = threading.RLock()
 
     def choose(self, operation: IoOperation, pressure: Pressure = Pressure()) -> Decision:
         """Choose the path of one operation."""
@@ -179,11 +177,9 @@ class PathPolicy:
 
     def drop(self, path: IoPath) -> bool:
         """Stop using `path`, which does not work. Return False if it is the last one: it stays."""
-        with self._lock:
-            left = tuple(one for one in self._paths if one != path)
-            if left:
-                self._paths = left
-            return bool(left)
+        left = tuple(one for one in self._paths if one != path)
+        self._paths = left or self._paths
+        return bool(left)
 
 
 def _first(paths: Sequence[IoPath], reason: str, *wanted: IoPath) -> Decision:

@@ -181,14 +181,9 @@ class NewFile:
                     os.fsync(self.fd)
                     os.ftruncate(self.fd, size_bytes)
                     self.meter.fell_back("ftruncate", "fsync before it", "it did nothing")
-                    self._prove_size(size_bytes)
-
-    def _prove_size(self, size_bytes: int) -> None:
-        found = os.fstat(self.fd).st_size
-        if found != size_bytes:
-            raise TransferError(
-                errno.EIO, f"has {found} bytes after ftruncate to {size_bytes}", self.path
-            )
+                    if (found := os.fstat(self.fd).st_size) != size_bytes:
+                        text = f"has {found} bytes after ftruncate to {size_bytes}"
+                        raise TransferError(errno.EIO, text, self.path)
 
     def sync(self, meter: Meter | None = None) -> None:
         """Make the bytes durable (fsync), still under the temporary name; `meter` is timed."""
