@@ -32,6 +32,7 @@ from iobench.writers.local.direct_file import (
     written_on,
 )
 from iobench.writers.local.new_file import NewFile
+from iobench.writers.local.posix import PosixWriter
 from iobench.writers.odirect import ODirectOptions, ODirectWriter
 from iobench.writers.options import DirectValues, block_size_option, option
 from iobench.writers.stream import BlockStream
@@ -276,7 +277,7 @@ class GdsWriter(ODirectWriter):
     Options = GdsOptions
     options: GdsOptions
 
-    _overlaps = False  # `_send` decides for each image whether cuFile takes it
+    _write_batch = PosixWriter._write_batch  # `_send` decides for each image who takes it
 
     def __init__(self, options: GdsOptions | None = None, **values: Unpack[DirectValues]) -> None:
         super().__init__(options, **values)

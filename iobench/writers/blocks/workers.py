@@ -10,7 +10,7 @@ import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Protocol, Self, TypeVar
+from typing import Self, TypeVar
 
 import numpy as np
 
@@ -110,7 +110,6 @@ class _Ahead:
 
 _T = TypeVar("_T")
 _R = TypeVar("_R")
-_B = TypeVar("_B", bound="SharedBlocks")
 
 
 class Blocks:
@@ -156,19 +155,10 @@ class Blocks:
         self._left = iter(range(0))
 
 
-class SharedBlocks(Protocol):
-    """What `run_workers` needs of the blocks that its workers share."""
-
-    count: int
-
-    def cancel(self) -> None:
-        """Yield no more blocks."""
-
-
 def run_workers(
     threads: int,
-    blocks: _B,
-    work: Callable[[_B, Meter], None],
+    blocks: Blocks,
+    work: Callable[[Blocks, Meter], None],
     meter: Meter,
     *,
     caller_waits: bool = False,

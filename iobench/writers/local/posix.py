@@ -23,8 +23,8 @@ from iobench.writers.transfer import Meter, Transfer
 
 IOV_MAX = 1024  # limits.h: buffers in one pwritev or preadv
 
-TOGETHER = 256
-"""The files of one batch in write_many, which are synced together. Each holds a descriptor."""
+TOGETHER = 128
+"""The files of one batch in write_many, which are synced together. Each has up to 2 descriptors."""
 _SYNCS = 8  # concurrent fsyncs; measured in docs/decisions/0020
 
 

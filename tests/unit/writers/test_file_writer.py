@@ -18,9 +18,9 @@ from iobench.units import KIB
 from iobench.writers.base import Writer
 from iobench.writers.direct import engine as direct_engine
 from iobench.writers.direct import in_flight
+from iobench.writers.direct.file import PathFile
 from iobench.writers.direct.in_flight import InFlight, PyuringRing, RingOperation
-from iobench.writers.image import FileImage
-from iobench.writers.local.new_file import NewFile
+from iobench.writers.image import Extent, FileImage
 from iobench.writers.registry import make
 from iobench.writers.transfer import Transfer
 
@@ -133,26 +133,27 @@ def test_several_files(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["uring", "hybrid"])
-def test_the_next_file_is_made_while_blocks_are_in_flight(
+def test_the_next_file_begins_while_blocks_are_in_flight(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One ring for all files: it never runs empty between two large ones."""
     writer = _writer(name, tmp_path)
     rings: list[InFlight] = []
-    init, begin = InFlight.__init__, NewFile.__init__
+    init, write = InFlight.__init__, PathFile.write
     found: list[int] = []
 
     def made(ring: InFlight, *given: Any, **options: Any) -> None:
         init(ring, *given, **options)
         rings.append(ring)
 
-    def new(file: NewFile, *given: Any) -> None:
-        found.append(sum(map(len, rings)))
-        begin(file, *given)
+    def begun(file: PathFile, part: Extent, *given: Any, **options: Any) -> None:
+        if not part.offset:
+            found.append(sum(map(len, rings)))
+        write(file, part, *given, **options)
 
     monkeypatch.setattr(InFlight, "__init__", made)
     monkeypatch.setattr(InFlight, "reap", lambda _: None)  # completions are taken only if awaited
-    monkeypatch.setattr(NewFile, "__init__", new)
+    monkeypatch.setattr(PathFile, "write", begun)
     writer.write_many([image for image in _images() if image.size_bytes > _BLOCK], tmp_path)
     assert len(rings) == 1
     assert len(found) == 4
