@@ -45,10 +45,11 @@ def remove_tree(directory: str | Path, *, last: str = "") -> None:
         held.extend(file for path in entries_below(directory, OSError) if (file := hold(path)))
         for left in reversed(range(_TRIES)):
             try:
-                _unlink_files(directory, last)
                 for entry in list(os.scandir(directory)) if last else ():
                     if entry.is_dir(follow_symlinks=False):
                         shutil.rmtree(entry)
+                    elif entry.name != last:
+                        os.unlink(entry)
                 shutil.rmtree(directory)
                 return
             except FileNotFoundError:
@@ -75,20 +76,3 @@ def entries_below(
                 yield entry.path
     for path in inner:
         yield from entries_below(path, ignored)
-
-
-def _unlink_files(directory: str | Path, last: str) -> None:
-    """Unlink the files of `directory`, except `last`, while it is read.
-
-    rmtree takes 16 MiB to list 100,000 of them first.
-
-    A file system that leaves out entries then leaves them to rmtree. Entries are unlinked in the
-    directory that was opened, which is not a link.
-    """
-    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-    with suppress(NotADirectoryError), ExitStack() as opened:  # rmtree raises this error
-        fd = os.open(directory, flags)
-        opened.callback(os.close, fd)
-        for entry in opened.enter_context(os.scandir(fd)):
-            if not entry.is_dir(follow_symlinks=False) and entry.name != last:
-                os.unlink(entry.name, dir_fd=fd)
