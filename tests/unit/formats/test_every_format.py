@@ -19,7 +19,7 @@ from iobench.formats import raw, torch_file
 from iobench.formats import safetensors as st
 from iobench.writers import registry
 from iobench.writers.buffered import BufferedWriter
-from iobench.writers.device import tensors
+from iobench.writers.device import cuda
 from iobench.writers.image import FileImage
 from iobench.writers.transfer import Transfer
 
@@ -101,9 +101,9 @@ def device(monkeypatch: pytest.MonkeyPatch) -> FakeDevice:
     for module in (st, torch_file):
         monkeypatch.setattr(module, "allocate_on", allocate_on)
     monkeypatch.setattr(st, "located_dense", lambda _: None)
-    for module in (st, raw, tensors):
+    for module in (st, raw, cuda):
         monkeypatch.setattr(
-            module, "tensor_memory", lambda t: device_bytes(tensors._flat(t, here=True))
+            module, "tensor_memory", lambda t: device_bytes(cuda._flat(t, here=True))
         )
     return fake
 
