@@ -172,7 +172,7 @@ class CachedOptions(WriterOptions):
 
 
 # The options as keywords, for type checkers: `ODirectWriter(thread=2)` raises OptionError, and with
-# these types mypy and editors report it before. tests/unit/writers/test_typed.py compares them with
+# these types mypy and editors report it before. tests/unit/writers/test_options.py compares them with
 # the options. Sizes may be text: "16MiB".
 
 

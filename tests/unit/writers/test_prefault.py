@@ -1,4 +1,4 @@
-"""faulted_ahead: pages are made ahead of a read, and the bytes do not depend on it."""
+"""Reads into fresh memory: pages are made ahead of them, and small pages go by blocks."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ from iobench import linux
 from iobench.formats import safetensors, torch_file
 from iobench.units import MIB
 from iobench.writers.blocks import workers
-from iobench.writers.blocks.pages import HUGE_PAGE, fresh_pages
-from iobench.writers.blocks.workers import faulted_ahead
+from iobench.writers.blocks.pages import HUGE_PAGE, fresh_pages, in_huge_pages
+from iobench.writers.blocks.workers import BlockPool, faulted_ahead
 from iobench.writers.image import Bytes, FileImage
+from iobench.writers.local import direct_file
 from iobench.writers.registry import make
 
 
@@ -216,3 +217,40 @@ def test_has_page() -> None:
     with pytest.raises(OSError, match="memory") as caught:
         linux.has_page(ctypes.c_size_t(-linux.PAGE).value)
     assert caught.value.errno == errno.ENOMEM
+
+
+_SIZE = 5 * MIB + 123
+
+
+def test_in_huge_pages() -> None:
+    """Parts of the memory count too; other memory does not."""
+    memory = fresh_pages(8 * MIB, huge=True)
+    assert in_huge_pages(memory)
+    assert in_huge_pages(memory[MIB:][:MIB].view(np.uint8))
+    assert not in_huge_pages(fresh_pages(8 * MIB, huge=False))
+    assert not in_huge_pages(np.zeros(MIB, np.uint8))
+
+
+@pytest.mark.parametrize("huge", [False, True])
+@pytest.mark.parametrize("slow", [False, True])
+@pytest.mark.parametrize("name", ["odirect", "uring", "hybrid"])
+def test_reads(
+    name: str, slow: bool, huge: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bytes are right in any case. Small pages are filled by a copy only where it pays."""
+    writer = make(name, block_size="1MiB")
+    answer = writer.available(tmp_path)
+    if not answer.ok:
+        pytest.skip(answer.reason)
+    data = np.random.default_rng(1).integers(0, 256, _SIZE, dtype=np.uint8)
+    writer.write(FileImage.of("f", [data]), tmp_path)
+    monkeypatch.setattr(direct_file, "_huge_pages_are_slow", lambda: slow)
+    taken, take = [], BlockPool.take
+    monkeypatch.setattr(BlockPool, "take", lambda pool: taken.append(1) or take(pool))
+    memory = fresh_pages(_SIZE, huge=huge)
+    writer.read(FileImage.of("f", [memory]), tmp_path)
+    assert np.array_equal(memory, data)
+    if slow and not huge:
+        assert len(taken) >= _SIZE // MIB
+    else:
+        assert len(taken) <= 1  # for the tail
