@@ -20,7 +20,6 @@ import functools
 import os
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -32,6 +31,7 @@ from iobench.writers.blocks.workers import BlockPool, Blocks, faulted_ahead, run
 from iobench.writers.direct.background import BackgroundSink, ReserveAhead, most_blocks
 from iobench.writers.direct.engine import BlockingEngine, DirectEngine, RingEngine, most_pieces
 from iobench.writers.direct.file import DontCache, PathFile, PathSupport
+from iobench.writers.direct.file import FileSetting as FileSetting
 from iobench.writers.direct.in_flight import OnComplete, open_ring
 from iobench.writers.direct.policy import IoPath
 from iobench.writers.image import AnyMemory, Bytes, Extent, FileImage, Ranges
@@ -41,36 +41,6 @@ from iobench.writers.local.posix import PosixWriter
 from iobench.writers.options import WriterOptions
 from iobench.writers.stream import BlockStream, PlainSink
 from iobench.writers.transfer import Meter
-
-
-@dataclass(frozen=True, kw_only=True)
-class FileSetting:
-    """How a FileWriter moves a file."""
-
-    paths: tuple[IoPath, ...]
-    """Paths of large operations. One alone is never left: the writer raises where it is refused."""
-    block_size: int
-    threads: int = 1
-    """Workers without a ring, each with one block in flight."""
-    rings: int = 0
-    """Threads with a ring each for direct operations; 0: none."""
-    iodepth: int = 0
-    """Pieces in flight on each ring when writing."""
-    read_iodepth: int = 0
-    piece_size: int = 0
-    stream_depth: int = 0
-    """Blocks of a stream in flight."""
-    small_size: int = 1
-    """With several paths, a file or a tail below this size goes through the page cache."""
-    read_soon: bool = False
-    o_direct: bool = True
-    """Without it, the path DIRECT is the ring's way through the page cache."""
-    dontcache: str = "auto"
-
-    @property
-    def only(self) -> IoPath | None:
-        """The path if there is no choice."""
-        return self.paths[0] if len(self.paths) == 1 else None
 
 
 class FileWriter(PosixWriter):
@@ -132,15 +102,10 @@ class FileWriter(PosixWriter):
             return
         page = Extent.of(np.zeros(linux.PAGE, dtype=np.uint8), 0)
         for path in self._how.paths:
+            paths = tuple(dict.fromkeys((path, IoPath.BUFFERED)))
+            how = FileSetting(paths=paths, block_size=self._how.block_size)
             support = PathSupport(dontcache=DontCache(self.name))
-            with PathFile(
-                file.fd,
-                file.path,
-                writing=True,
-                paths=tuple(dict.fromkeys((path, IoPath.BUFFERED))),
-                support=support,
-                block_size=self._how.block_size,
-            ) as opened:
+            with PathFile(file.fd, file.path, how, support, writing=True) as opened:
                 opened.write(page, self._blocking(meter), last=True)
         self._admits_ring(meter)
 
@@ -157,19 +122,7 @@ class FileWriter(PosixWriter):
     # Writes and reads of one file.
 
     def _file(self, fd: int, path: str, *, writing: bool) -> PathFile:
-        how = self._how
-        return PathFile(
-            fd,
-            path,
-            writing=writing,
-            paths=how.paths,
-            support=self._support,
-            block_size=how.block_size,
-            small_size=how.small_size,
-            read_soon=how.read_soon,
-            writer=self.name,
-            o_direct=how.o_direct,
-        )
+        return PathFile(fd, path, self._how, self._support, writing=writing, writer=self.name)
 
     def write_ranges(self, fd: int, image: FileImage, ranges: Ranges, path: str) -> None:
         """Write `ranges` of `image` to the open file `fd`, at the same offsets; it is not synced.
@@ -188,12 +141,7 @@ class FileWriter(PosixWriter):
         self._send_ranges(file.fd, file.path, image, [(0, image.size_bytes)], meter)
 
     def _send_ranges(
-        self,
-        fd: int,
-        path: str,
-        image: FileImage,
-        ranges: Ranges,
-        meter: Meter,
+        self, fd: int, path: str, image: FileImage, ranges: Ranges, meter: Meter
     ) -> None:
         with self._file(fd, path, writing=True) as opened:
             threads = self._write_threads(image, fd, meter)

@@ -172,8 +172,8 @@ class CachedOptions(WriterOptions):
 
 
 # The options as keywords, for type checkers: `ODirectWriter(thread=2)` raises OptionError, and with
-# these types mypy and editors report it before. tests/unit/writers/test_options.py compares them with
-# the options. Sizes may be text: "16MiB".
+# these types mypy and editors report it before. tests/unit/writers/test_options.py compares both.
+# Sizes may be text: "16MiB".
 
 
 class NullValues(TypedDict, total=False):

@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from iobench.writers.image import AnyMemory, Bytes, FileImage, WrappedImage
 
 _LOOK_AGAIN_S = 0.02
-_UNIT_S, _LEAST_UNIT = 0.01, 16 * 1024
 
 
 class StoppedError(Exception):
@@ -40,12 +39,6 @@ class RateLimit:
         self._moving = 0
         self.yielded_s = 0.0
         """Seconds for which nothing was moved because of `busy`."""
-
-    @property
-    def unit_bytes(self) -> int | None:
-        """Bytes to move at once, those of 10 ms, so that the rate is even; None: all."""
-        rate = self.rate_bytes_per_s
-        return None if rate is None else max(_LEAST_UNIT, int(rate * _UNIT_S))
 
     def begin(self) -> None:
         """Begin a copy: the time before it, in which nothing was moved, does not count."""

@@ -237,6 +237,36 @@ _BYTES = linux.DioAlignment(memory=1, offset=1)
 _PAGES = linux.DioAlignment(memory=linux.PAGE, offset=linux.PAGE)
 
 
+@dataclass(frozen=True, kw_only=True)
+class FileSetting:
+    """How a FileWriter moves a file."""
+
+    paths: tuple[IoPath, ...]
+    """Paths of large operations. One alone is never left: the writer raises where it is refused."""
+    block_size: int
+    threads: int = 1
+    """Workers without a ring, each with one block in flight."""
+    rings: int = 0
+    """Threads with a ring each for direct operations; 0: none."""
+    iodepth: int = 0
+    """Pieces in flight on each ring when writing."""
+    read_iodepth: int = 0
+    piece_size: int = 0
+    stream_depth: int = 0
+    """Blocks of a stream in flight."""
+    small_size: int = 1
+    """With several paths, a file or a tail below this size goes through the page cache."""
+    read_soon: bool = False
+    o_direct: bool = True
+    """Without it, the path DIRECT is the ring's way through the page cache."""
+    dontcache: str = "auto"
+
+    @property
+    def only(self) -> IoPath | None:
+        """The path if there is no choice."""
+        return self.paths[0] if len(self.paths) == 1 else None
+
+
 @dataclass(kw_only=True)
 class PathSupport:
     """What the file systems of one writer's files take. Each is asked once."""
@@ -267,32 +297,26 @@ class PathFile:
         self,
         fd: int,
         name: str,
+        how: FileSetting,
+        support: PathSupport,
         *,
         writing: bool,
-        paths: tuple[IoPath, ...],
-        support: PathSupport,
-        block_size: int,
-        small_size: int = 1,
-        read_soon: bool = False,
         writer: str = "hybrid",
-        o_direct: bool = True,
     ) -> None:
         """`writer` is named in errors.
 
-        With the path DIRECT alone, `o_direct=False` goes through the page cache by `fd` itself;
-        else UnavailableError is raised where the file system refuses O_DIRECT.
+        With the path DIRECT alone, UnavailableError is raised where O_DIRECT is refused.
         """
         self._fd, self.name, self._writing = fd, name, writing
-        self._only = paths[0] if len(paths) == 1 else None
-        self._policy = PathPolicy(paths, small_size=small_size, read_soon=read_soon)
-        self._support, self._small_size = support, small_size
+        self._only, self._small_size, self._support = how.only, how.small_size, support
+        self._policy = PathPolicy(how.paths, small_size=how.small_size, read_soon=how.read_soon)
         self._cached = CachedFile(fd, support.dontcache, waits=self._only is None)
         self._lock = threading.RLock()
         flags = os.O_WRONLY if writing else os.O_RDONLY
-        self._reopened = functools.partial(reopened, fd, flags, writer, name, block_size)
+        self._reopened = functools.partial(reopened, fd, flags, writer, name, how.block_size)
         self._direct: DirectFile | None = None
         if self._only is IoPath.DIRECT:
-            self._direct = self._reopened() if o_direct else DirectFile(fd, _BYTES, name)
+            self._direct = self._reopened() if how.o_direct else DirectFile(fd, _BYTES, name)
 
     @property
     def unit(self) -> int:

@@ -22,7 +22,7 @@ from iobench.writers.blocks.pages import fresh_pages
 from iobench.writers.blocks.workers import BlockPool
 from iobench.writers.direct import in_flight
 from iobench.writers.direct.engine import BlockingEngine, DirectEngine, RingEngine
-from iobench.writers.direct.file import DontCache, PathFile, PathSupport
+from iobench.writers.direct.file import DontCache, FileSetting, PathFile, PathSupport
 from iobench.writers.direct.policy import IoPath
 from iobench.writers.image import Bytes, Extent, FileImage
 from iobench.writers.local import direct_file
@@ -175,15 +175,9 @@ class _Run:
         """Move all ranges; raise the failure of the transfer."""
         image, paths = FileImage.of("image", [self.memory]), (IoPath.DIRECT, IoPath.BUFFERED)
         plain = DirectFile(fd=self.fd, alignment=linux.DioAlignment(memory=_PAGE, offset=_PAGE))
-        file = PathFile(
-            self.fd,
-            "image",
-            writing=self.writes,
-            paths=paths,
-            support=PathSupport(dontcache=DontCache("hybrid")),
-            block_size=_RANGE,
-            small_size=_PAGE,
-        )
+        how = FileSetting(paths=paths, block_size=_RANGE, small_size=_PAGE)
+        support = PathSupport(dontcache=DontCache("hybrid"))
+        file = PathFile(self.fd, "image", how, support, writing=self.writes)
         with file, engine:
             for number, start in enumerate(range(0, len(_DATA), _RANGE)):
                 completed = self.completed.setdefault(number, []).append

@@ -117,9 +117,6 @@ def test_no_rate_is_no_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     limit = _limit(None, [], monkeypatch)
     limit.wait(10**15)
     assert limit._clock() == 100.0
-    assert limit.unit_bytes is None
-    assert _limit(10**9, [], monkeypatch).unit_bytes == 10**7
-    assert _limit(1, [], monkeypatch).unit_bytes == 16 * 1024
 
 
 def test_image(monkeypatch: pytest.MonkeyPatch) -> None:
