@@ -52,7 +52,8 @@ def main() -> int:
         for turn, name in arms.in_rounds([*every, "fio"], asked.rounds):
             if name == "fio":
                 for operation in ("save", "restore"):
-                    one = fio.run_job(job, operation, directory, job.size_for(asked.size))
+                    with fio.started(job, operation, directory, asked.size) as measure:
+                        one = measure()
                     kept.sample(f"{operation} fio", turn, one.elapsed_s, bytes=one.bytes)
                 fio.cleanup(directory)
                 continue

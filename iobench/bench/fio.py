@@ -135,19 +135,6 @@ class FioSample:
     cpu_s: float
 
 
-def run_job(
-    job: FioJob,
-    operation: Operation,
-    directory: Path | str,
-    size_bytes: int,
-    *,
-    fallocate: bool = True,
-) -> FioSample:
-    """Run one job as `started` describes it, without a wait before its clock."""
-    with started(job, operation, directory, size_bytes, fallocate=fallocate) as measure:
-        return measure()
-
-
 @contextmanager
 def started(
     job: FioJob,

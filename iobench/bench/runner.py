@@ -60,7 +60,7 @@ class RunProgress(Protocol):
         """Receive a record that was written."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Runner:
     """Carries out a plan and writes its records. `iobench.bench` has the rules that it follows."""
 
@@ -69,6 +69,15 @@ class Runner:
     progress: RunProgress
     launched: Launched | None = None
     """The ranks of a launcher, which take part if there are any."""
+    run_id: str = field(default="", init=False)
+    executor: Executor = field(init=False)
+    targets: Mapping[str | None, OpenTarget] = field(init=False)
+    ceilings: Sequence[CeilingJobs] = field(init=False)
+    backgrounds: Mapping[str | None, Background] = field(init=False)
+    dead: dict[str | None, Exception] = field(default_factory=dict, init=False)
+    """The targets that failed outside of any trial, with the error: a disk that was lost."""
+    before: dict[str | None, Sequence[Trial]] = field(default_factory=dict, init=False)
+    """Of saves that follow each other, the last ones in each target: they are still there."""
 
     def run(self) -> None:
         """Write the run's header, then a record per timed operation, as each one ends.
@@ -101,30 +110,22 @@ class Runner:
                     lambda members: setups(plan, members, places, warm_ups, token),
                     replicas=plan.axes.replicas,
                 )
-            executor = undo.enter_context(group or Executor(plan.job()))
+            self.targets = targets
+            self.executor = undo.enter_context(group or Executor(plan.job()))
             over = group if self.launched else None
-            run = header(plan, executor, over.members.facts() if over else None)
+            run = header(plan, self.executor, over.members.facts() if over else None)
             self.results.write(run)
-            ceilings = []
-            for value in plan.ceiling_targets:
-                scratch = targets[value].scratch
-                assert scratch.directory is not None
-                ceilings.append(CeilingJobs.of(run, plan, scratch, value, over))
-            backgrounds = {
+            self.run_id = run.run_id
+            self.ceilings = [
+                CeilingJobs.of(run, plan, targets[value].scratch, value, over)
+                for value in plan.ceiling_targets
+            ]
+            self.backgrounds = {
                 one.target: undo.enter_context(Background(plan, one.target, targets[one.target]))
                 for one in {one.target: one for one in plan.variants if one.background}.values()
             }
-            trials = _Trials(
-                plan=plan,
-                run_id=run.run_id,
-                ceilings=ceilings,
-                executor=executor,
-                targets=targets,
-                backgrounds=backgrounds,
-                progress=self.progress,
-            )
-            trials.warm_up(warm_ups)
-            for record in trials.records():
+            self._warm_up(warm_ups)
+            for record in self._records():
                 self.results.write(record)
                 self.progress.result(record)
 
@@ -139,22 +140,7 @@ class Runner:
             return self.launched
         return undo.enter_context(LocalRanks(most, temporary=temporary))
 
-
-@dataclass(frozen=True, kw_only=True)
-class _Trials:
-    plan: Plan
-    run_id: str
-    ceilings: Sequence[CeilingJobs]
-    executor: Executor
-    targets: Mapping[str | None, OpenTarget]
-    backgrounds: Mapping[str | None, Background]
-    progress: RunProgress
-    dead: dict[str | None, Exception] = field(default_factory=dict)
-    """The targets that failed outside of any trial, with the error: a disk that was lost."""
-    before: dict[str | None, Sequence[Trial]] = field(default_factory=dict)
-    """Of saves that follow each other, the last ones in each target: they are still there."""
-
-    def warm_up(self, directories: Sequence[str]) -> None:
+    def _warm_up(self, directories: Sequence[str]) -> None:
         """Do each contender's first-use work, outside any clock.
 
         A contender that fails here also fails in its trial, which records the failure. Ranks did
@@ -165,7 +151,7 @@ class _Trials:
         for target in self.targets.values():
             target.scratch.remove(_WARM_UP)
 
-    def records(self) -> Iterator[_Record]:
+    def _records(self) -> Iterator[_Record]:
         random_ = random.Random(self.plan.seed)
         remaining = list(self.plan.variants)  # without those that failed
         measured: list[Sample] = []
