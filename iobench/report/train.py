@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from iobench.errors import ResultFileError, UsageError
-from iobench.report.document import Chart, Document, Dot, Line, MarkLine, Section, Spread
+from iobench.report.document import Chart, Document, Dot, Line, Section, Spread
 from iobench.report.facts import environment_line, environment_section, repeat_section
 from iobench.report.grid import MISSING, Column, Grid
 from iobench.report.palette import colour_of, shape_of
 from iobench.report.rows import moment
 from iobench.results import ResultFile, TrainBlock, to_plain
 from iobench.stats.comparison import LEAST_SAMPLES, few_pairs
-from iobench.stats.estimates import Interval, interval_heading
+from iobench.stats.estimates import interval_heading
 from iobench.train.costs import TrainingCost, blocks_by_arm, training_costs
 from iobench.units import GIB, count_of, duration_form, format_rate, format_seconds, format_size
 
@@ -46,7 +46,7 @@ def train_document(results: Sequence[ResultFile]) -> Document:
             "incomplete": result.incomplete,
             "arms": [asdict(cost) for cost in costs],
         },
-        draw=lambda: [Section(heading="What checkpoints cost", charts=tuple(_costs(arms)))],
+        draw=lambda: [Section(heading="Stalls", charts=tuple(_stalls(arms)))],
         appendix=(environment_section(run), repeat_section(result)),
         records=(result.path,),
         incomplete=result.incomplete,
@@ -202,99 +202,44 @@ def _yes(value: bool | None) -> str:
     return MISSING if value is None else "yes" if value else "NO"
 
 
-# Charts.
-
-
-def _costs(arms: _Arms) -> Iterator[Chart]:
+def _stalls(arms: _Arms) -> Iterator[Chart]:
     from iobench.report.charts.spread import spread_chart
 
-    plain = {one.repetition: one.wall_s for cost, own in arms if cost.mode == "none" for one in own}
-    saving = [(cost, own) for cost, own in arms if cost.mode != "none"]
-    over = [_overhead_row(cost, own, plain) for cost, own in saving if cost.overhead is not None]
-    over.sort(key=lambda row: row.middle)
-    if over:
-        pairs = _spread_words(cost.pairs for cost, _ in saving if cost.pairs)
+    rows = [_stall_row(cost, own) for cost, own in arms if cost.stall_s is not None]
+    rows.sort(key=lambda row: row.middle)
+    if rows:
+        interval = interval_heading(len(row.dots) for row in rows).replace("\n", " ")
         yield spread_chart(
-            over,
-            name="overhead",
-            title="What checkpoints add to the wall clock of training",
-            says="Overhead, the least first",
-            caption="One dot per block, compared with the block without checkpoints of the same "
-            f"repetition; {pairs} Triangles are beyond the axis.",
-            axis="added, %",
-            mark=MarkLine(x=0.0, label="no checkpoints"),
-        )
-    stalls = [_stall_row(cost, own) for cost, own in saving if cost.stall_s is not None]
-    stalls.sort(key=lambda row: row.middle)
-    if stalls:
-        taken = _spread_words(len(row.dots) for row in stalls)
-        yield spread_chart(
-            stalls,
+            rows,
             name="stall",
             title="How long a checkpoint stops training",
             says="Stall of each checkpoint, the shortest first",
-            caption=f"One dot per checkpoint; {taken} Triangles are beyond the axis.",
+            caption=f"One dot per checkpoint; upright line: median; bar: its {interval}. Triangles "
+            "are beyond the axis.",
             axis="stall, ms",
-            zero=True,
         )
 
 
-def _overhead_row(
-    cost: TrainingCost, blocks: Sequence[TrainBlock], plain: dict[int, float]
-) -> Spread:
-    dots = [
-        (one.repetition, one.wall_s / base - 1, f"{one.wall_s:.3f} s, {base:.3f} s without")
-        for one in blocks
-        if (base := plain.get(one.repetition)) is not None
-    ]
-    middle = cost.overhead or 0.0
-    figure = f"{_percent(middle)}" + (", undecided" if cost.pairs < LEAST_SAMPLES else "")
-    return _row(cost, figure, middle, cost.overhead_ci95, dots, 100, "%")
-
-
 def _stall_row(cost: TrainingCost, blocks: Sequence[TrainBlock]) -> Spread:
-    dots = [
-        (block.repetition, one.stall_s, f"step {one.step}, {one.status}")
-        for block in blocks
-        for one in block.saves
-        if one.status != "skipped"
-    ]
-    middle = cost.stall_s or 0.0
-    return _row(cost, format_seconds(middle), middle, cost.stall_s_ci95, dots, 1e3, " ms")
-
-
-def _row(
-    cost: TrainingCost,
-    figure: str,
-    middle: float,
-    held: Interval | None,
-    dots: Sequence[tuple[int, float, str]],
-    scale: float,
-    unit: str,
-) -> Spread:
-    """Return a row whose values are drawn times `scale`; a dot is repetition, value and words."""
+    held, stall_s = cost.stall_s_ci95, cost.stall_s or 0.0
     return Spread(
         label=cost.label,
-        figure=figure,
+        figure=format_seconds(stall_s),
         colour=colour_of(cost.writer),
         shape=shape_of(cost.writer),
-        middle=scale * middle,
-        bounds=(scale * held.low, scale * held.high) if held else None,
+        middle=1e3 * stall_s,
+        bounds=(1e3 * held.low, 1e3 * held.high) if held else None,
         dots=[
             Dot(
-                x=scale * value,
+                x=1e3 * one.stall_s,
                 words={
-                    "repetition": str(repetition + 1),
-                    "figure": f"{scale * value:.3g}{unit}",
-                    "blocks": words,
+                    "repetition": str(block.repetition + 1),
+                    "figure": f"{1e3 * one.stall_s:.3g} ms",
+                    "save": f"step {one.step}, {one.status}",
                 },
             )
-            for repetition, value, words in dots
+            for block in blocks
+            for one in block.saves
+            if one.status != "skipped"
         ],
     )
-
-
-def _spread_words(samples: Iterable[int]) -> str:
-    """Return how to read a row: median and interval, with the confidence of so many samples."""
-    interval = interval_heading(samples).replace("\n", " ")
-    return f"upright line: median; bar: its {interval}."

@@ -31,7 +31,7 @@ def test_training(open_page: OpenPage) -> None:
     assert opened.marks("stall", "symbol") == len(saves)
     assert opened.count("figure svg") == opened.count("figure")
     assert opened.run("document.documentElement.scrollWidth") <= 400
-    assert opened.tooltip("overhead")[0].startswith("repetition")
+    assert opened.tooltip("stall")[0].startswith("repetition")
     assert opened.problems == []
 
 

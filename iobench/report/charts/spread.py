@@ -15,8 +15,8 @@ _LABEL = 0.24  # within a lane, from its top
 _BODY = 0.68  # where the marks of a lane are, from its top: row 0 has them at y = _BODY
 _HEAD = 0.5  # lanes above the first one, for the labels of the marks
 _APART = 0.12  # lanes: dots alternate above and below the middle, so that fewer hide others
-_MARGIN = 0.05  # of the axis, on both sides of what it shows
-_FARTHEST = 2.0  # dots and intervals may widen the axis by so many times the range of the figures
+_MARGIN = 0.05  # of the axis, beyond what it shows
+_FARTHEST = 2.0  # dots and intervals may widen the axis by so many times the largest figure
 _BESIDE = 0.3  # lanes above and below the marks: the dashed line does not cross the labels
 
 
@@ -30,19 +30,17 @@ def spread_chart(
     axis: str,
     headline: str = "",
     mark: MarkLine | None = None,
-    zero: bool = False,
     ends: tuple[float, float] | None = None,
 ) -> Chart:
     """Return the chart of `rows`, one below the other.
 
     Its text, its table and its tooltips are made from the same rows. `says` begins the text for
-    people who cannot see it. `axis` is the title of the axis with its
-    unit. The axis has all that is not far off the figures, and with `zero` begins at 0; or it has
-    `ends`.
+    people who cannot see it. `axis` is the title of the axis with its unit. The axis has `ends`, or
+    begins at 0 and has all that is not far off the figures.
     """
     head = 0.0 if mark is None else _HEAD
     down = alt.Scale(domain=[-head, len(rows)], reverse=True, nice=False, zero=False)
-    low, high = ends or _domain(rows, mark, zero=zero)
+    low, high = ends or _domain(rows)
     x = alt.X(
         "x:Q",
         scale=alt.Scale(domain=[low, high], nice=False, zero=False, clamp=True),
@@ -165,16 +163,10 @@ def _shape(row: Spread, dot: Dot, ends: tuple[float, float]) -> str:
     return "triangle-left" if dot.x < ends[0] else "triangle-right"
 
 
-def _domain(rows: Sequence[Spread], mark: MarkLine | None, *, zero: bool) -> tuple[float, float]:
-    """Return the ends of the axis: all figures, and what is not far off them."""
-    shown = [row.middle for row in rows]
-    shown += [mark.x] if mark is not None else []
-    shown += [0.0] if zero else []
-    low, high = min(shown), max(shown)
-    room = _FARTHEST * ((high - low) or abs(high) or 1.0)
+def _domain(rows: Sequence[Spread]) -> tuple[float, float]:
+    """Return the ends of the axis: 0, and all figures with what is not far off them."""
+    high = max(row.middle for row in rows)
     others = [end for row in rows for end in row.bounds or ()]
-    others += [dot.x for row in rows for dot in row.dots if not row.hollow]
-    near = [one for one in others if low - room <= one <= high + room]
-    low, high = min([low, *near]), max([high, *near])
-    margin = _MARGIN * ((high - low) or abs(high) or 1.0)
-    return (low if zero and low == 0 else low - margin), high + margin
+    others += [dot.x for row in rows for dot in row.dots]
+    high = max([high, *(one for one in others if one <= high + _FARTHEST * (high or 1.0))])
+    return 0.0, high + _MARGIN * (high or 1.0)
