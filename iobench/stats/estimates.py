@@ -93,18 +93,18 @@ def highest(values: Iterable[int | None]) -> int | None:
     return max((value for value in values if value is not None), default=None)
 
 
-def median_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> Interval | None:
+def median_interval(values: Sequence[float]) -> Interval | None:
     """Return the order-statistic interval of the median; None for 1 value: show NO_INTERVAL.
 
     It reaches from the k-th smallest to the k-th largest value. k is the largest rank with
-    2 P(Binomial(n, 1/2) < k) <= 1 - confidence, so the interval holds the true median at least that
+    2 P(Binomial(n, 1/2) < k) <= 1 - CONFIDENCE, so the interval holds the true median at least that
     often, for any distribution (the sign test: Conover, Practical Nonparametric Statistics,
     3rd ed., 1999, section 3.2). With few values the range is returned, which holds it less often:
-    see `confidence_of`. Raises ValueError for a confidence outside 0 to 1.
+    see `confidence_of`.
     """
     ordered = np.sort(_array(values))
     n = int(ordered.size)
-    k = _rank(n, confidence)
+    k = _rank(n)
     return None if n == 1 else Interval(float(ordered[k - 1]), float(ordered[n - k]))
 
 
@@ -127,15 +127,12 @@ def interval_heading(samples: Iterable[int]) -> str:
 
 
 @lru_cache(maxsize=1024)
-def _rank(n: int, confidence: float) -> int:
+def _rank(n: int) -> int:
     """Return k of `median_interval`. Sums of probabilities: 2^n overflows a float from 1,024 on."""
-    if not 0 < confidence < 1:
-        raise ValueError(f"confidence must be between 0 and 1, and is {confidence}")
     heads = np.arange(1, n // 2 + 1)
     log_counts = np.concatenate([[0.0], np.cumsum(np.log((n - heads + 1) / heads))])
     at_most = np.cumsum(np.exp(log_counts - n * math.log(2)))
-    error = (1 - confidence) * (1 + 1e-9)  # rounding must not exclude 2 / 2^3 from 25%
-    return max(1, int(np.count_nonzero(2 * at_most <= error)))
+    return max(1, int(np.count_nonzero(2 * at_most <= 1 - CONFIDENCE)))
 
 
 def outliers(values: Sequence[float], threshold: float = 3.5) -> list[int]:
