@@ -116,284 +116,116 @@ def _evil(file: Path) -> None:
     file.write_bytes(pickle.dumps(Evil()))
 
 
-BAD: dict[str, tuple[str, Callable[[Path], object], str, str, str]] = {
-    "safetensors-cut": (
-        "safetensors",
-        lambda d: cut(d / "model.safetensors", 100),
-        *("model.safetensors", "head.weight", "100 bytes are missing"),
+_ST, _PT, _PART = "model.safetensors", "model.pt", "__0_0.distcp"
+_INDEX, _THIRD = "model.safetensors.index.json", "model-00003-of-00005.safetensors"
+_BIN = "pytorch_model-0000{}-of-00002.bin"
+_STEP_10, _STEP_20 = (f"step-{step}/tensors.safetensors" for step in (10, 20))
+_MOMENT = "optimizer_state_dict.base_optimizer_state.state.0.exp_avg_sq"
+_GATE, _WEIGHT = "model.layers.0.mlp.gate_proj.weight", "layers.1.weight"
+
+BAD: list[tuple[str, str, Callable[[Path], object], str, str]] = [
+    ("safetensors", _ST, lambda f: cut(f, 100), "head.weight", "100 bytes are missing"),
+    ("safetensors", _ST, lambda f: f.open("ab").write(bytes(5)), "", "5 bytes follow the last"),
+    ("safetensors", _ST, lambda f: os.truncate(f, 0), "", "not a safetensors file"),
+    ("safetensors", _ST, lambda f: flip(f, 8), "", "not a safetensors file"),
+    ("safetensors", _ST, lambda f: zeros(f, 0, 100), "", "not a safetensors file"),
+    ("safetensors", _ST, lambda f: zeros(f, 1, 2), "layers.0.weight", "zeros"),
+    (
+        *("safetensors", _ST, lambda f: change_header(f, _shape("layers.0.weight", [69, 64]))),
+        *("", "'layers.0.weight' has 24576 bytes"),
     ),
-    "safetensors-grown": (
-        "safetensors",
-        lambda d: (d / "model.safetensors").open("ab").write(bytes(5)),
-        *("model.safetensors", "", "5 bytes follow the last tensor"),
+    (
+        *("safetensors-iobench", "weights.safetensors", lambda f: zeros(f, 10, 9)),
+        *("head.weight", "zeros"),
     ),
-    "safetensors-empty": (
-        "safetensors",
-        lambda d: os.truncate(d / "model.safetensors", 0),
-        *("model.safetensors", "", "not a safetensors file"),
+    ("hf-shards", _SHARD, Path.unlink, "model.layers.0.input_layernorm.weight", "is missing"),
+    (
+        *("hf-shards", "model-00006-of-00006.safetensors"),
+        *(lambda f: shutil.copy(f.with_name(_SHARD), f), "", "an extra shard"),
     ),
-    "safetensors-header": (
-        "safetensors",
-        lambda d: flip(d / "model.safetensors", 8),
-        *("model.safetensors", "", "not a safetensors file"),
+    (
+        *("hf-shards", _SHARD, lambda f: cut(f, 30000)),
+        *("model.layers.1.self_attn.q_proj.weight", "bytes are missing"),
     ),
-    "safetensors-shape": (
-        "safetensors",
-        lambda d: change_header(d / "model.safetensors", _shape("layers.0.weight", [69, 64])),
-        *("model.safetensors", "", "'layers.0.weight' has 24576 bytes"),
+    (
+        *("hf-shards", _SHARD, lambda f: shutil.copy(f.with_name(_THIRD), f)),
+        *(_GATE, "lacks a tensor"),
     ),
-    "safetensors-hole": (
-        "safetensors",
-        lambda d: zeros(d / "model.safetensors", 1, 2),
-        *("model.safetensors", "layers.0.weight", "zeros"),
+    ("hf-shards", _SHARD, lambda f: _drop_tensor(f, _GATE), _GATE, "lacks a tensor"),
+    (
+        *("hf-shards", _SHARD, lambda f: _add_tensor(f, "model.norm.weight", torch.ones(64))),
+        *("model.norm.weight", "twice"),
     ),
-    "safetensors-hole-at-the-end": (
-        "safetensors-iobench",
-        lambda d: zeros(d / "weights.safetensors", 10, 9),
-        *("weights.safetensors", "head.weight", "zeros"),
+    (
+        *("hf-shards", _SHARD, lambda f: _add_tensor(f, "more", torch.ones(64))),
+        *("more", f"not in {_INDEX}"),
     ),
-    "safetensors-all-zeros": (
-        "safetensors",
-        lambda d: zeros(d / "model.safetensors", 0, 100),
-        *("model.safetensors", "", "not a safetensors file"),
+    ("hf-shards", _INDEX, lambda f: cut(f, 100), "", "not JSON"),
+    (
+        *("hf-shards", _SHARD, lambda f: (f.with_name(_INDEX).unlink(), f.unlink())),
+        *("", "is missing among its shards"),
     ),
-    "hf-shard-missing": (
-        "hf-shards",
-        lambda d: (d / _SHARD).unlink(),
-        *(_SHARD, "model.layers.0.input_layernorm.weight", "is missing"),
+    ("hf", "config.json", lambda f: zeros(f, 0), "", "zeros instead of JSON"),
+    ("hf", _ST, lambda f: zeros(f, 40, 3), _GATE, "zeros"),
+    ("hf-bin", _BIN.format(1), lambda f: flip(f, 30000), "model.embed_tokens.weight", "CRC-32"),
+    ("hf-bin", _BIN.format(2), Path.unlink, "model.layers.2.self_attn.k_proj.weight", "missing"),
+    ("hf-trainer", "checkpoint-4/optimizer.pt", lambda f: cut(f, 1000), "", "not a whole zip"),
+    ("torch", _PT, lambda f: flip(f, _first(_WEIGHT)), f"model.{_WEIGHT}", "CRC-32"),
+    ("torch", _PT, lambda f: flip(f, _WEIGHT.encode()), "", "CRC-32"),
+    ("torch", _PT, lambda f: flip(f, f.read_bytes().rindex(b"data/1")), "", "header in the zip"),
+    ("torch", _PT, lambda f: cut(f, 20000), "", "not a whole zip"),
+    ("torch", _PT, lambda f: zeros(f, 0), "", "begins with zeros"),
+    ("torch-odd", "odd.pt", lambda f: zeros(f, 300, 4), "embedding", "a hole"),
+    ("torch-object", _PT, lambda f: flip(f, _first(_WEIGHT)), f"model.{_WEIGHT}", "CRC-32"),
+    ("lightning", "last.ckpt", lambda f: flip(f, 10000), "state_dict.layer.weight", "CRC-32"),
+    ("dcp", _PART, lambda f: flip(f, _first(_WEIGHT)), f"model.{_WEIGHT}", "CRC-32"),
+    ("dcp", _PART, lambda f: cut(f, 5000), "", "bytes are missing"),
+    ("dcp", _PART, lambda f: zeros(f, 4, 2), "", "a hole"),
+    ("dcp-files", "__0_1.distcp", Path.unlink, "model.", "is missing"),
+    ("dcp", "__1_0.distcp", lambda f: shutil.copy(f.with_name(_PART), f), "", "an extra file"),
+    ("dcp", ".metadata", Path.unlink, "", "is missing"),
+    ("dcp", ".metadata", lambda f: cut(f, 50), "", "not metadata of DCP"),
+    ("dcp", ".metadata", _evil, "", "posix.mkdir"),
+    (
+        *("dcp", _PART, lambda f: change_metadata(f.parent, _dtype)),
+        *("model.layers.0.weight", ".metadata says float64"),
     ),
-    "hf-shard-extra": (
-        "hf-shards",
-        lambda d: shutil.copy(d / _SHARD, d / "model-00006-of-00006.safetensors"),
-        *("model-00006-of-00006.safetensors", "", "an extra shard"),
+    (
+        *("dcp", ".metadata", lambda f: change_metadata(f.parent, _chunk)),
+        *("model.layers.0.weight", "names no file"),
     ),
-    "hf-shard-cut": (
-        "hf-shards",
-        lambda d: cut(d / _SHARD, 30000),
-        *(_SHARD, "model.layers.1.self_attn.q_proj.weight", "bytes are missing"),
+    ("megatron", "iter_0000500/common.pt", Path.unlink, "", "is missing"),
+    (
+        *("megatron", "latest_checkpointed_iteration.txt", lambda f: f.write_text("600")),
+        *("", "no iter_0000600"),
     ),
-    "hf-shard-swapped": (
-        "hf-shards",
-        lambda d: shutil.copy(d / "model-00003-of-00005.safetensors", d / _SHARD),
-        *(_SHARD, "model.layers.0.mlp.gate_proj.weight", "lacks a tensor"),
-    ),
-    "hf-tensor-missing": (
-        "hf-shards",
-        lambda d: _drop_tensor(d / _SHARD, "model.layers.0.mlp.gate_proj.weight"),
-        *(_SHARD, "model.layers.0.mlp.gate_proj.weight", "lacks a tensor"),
-    ),
-    "hf-tensor-twice": (
-        "hf-shards",
-        lambda d: _add_tensor(d / _SHARD, "model.norm.weight", torch.ones(64)),
-        *(_SHARD, "model.norm.weight", "twice"),
-    ),
-    "hf-tensor-unknown": (
-        "hf-shards",
-        lambda d: _add_tensor(d / _SHARD, "more", torch.ones(64)),
-        *(_SHARD, "more", "not in model.safetensors.index.json"),
-    ),
-    "hf-index-torn": (
-        "hf-shards",
-        lambda d: cut(d / "model.safetensors.index.json", 100),
-        *("model.safetensors.index.json", "", "not JSON"),
-    ),
-    "hf-index-missing": (
-        "hf-shards",
-        lambda d: ((d / "model.safetensors.index.json").unlink(), (d / _SHARD).unlink()),
-        *(_SHARD, "", "is missing among its shards"),
-    ),
-    "hf-config-zeros": (
-        "hf",
-        lambda d: zeros(d / "config.json", 0),
-        *("config.json", "", "zeros instead of JSON"),
-    ),
-    "hf-hole": (
-        "hf",
-        lambda d: zeros(d / "model.safetensors", 40, 3),
-        *("model.safetensors", "model.layers.0.mlp.gate_proj.weight", "zeros"),
-    ),
-    "hf-bin-flip": (
-        "hf-bin",
-        lambda d: flip(d / "pytorch_model-00001-of-00002.bin", 30000),
-        *("pytorch_model-00001-of-00002.bin", "model.embed_tokens.weight", "CRC-32"),
-    ),
-    "hf-bin-missing": (
-        "hf-bin",
-        lambda d: (d / "pytorch_model-00002-of-00002.bin").unlink(),
-        *("pytorch_model-00002-of-00002.bin", "model.layers.2.self_attn.k_proj.weight", "missing"),
-    ),
-    "hf-trainer-optimizer": (
-        "hf-trainer",
-        lambda d: cut(d / "checkpoint-4" / "optimizer.pt", 1000),
-        *("checkpoint-4/optimizer.pt", "", "not a whole zip"),
-    ),
-    "torch-flip": (
-        "torch",
-        lambda d: flip(d / "model.pt", _first("layers.1.weight")),
-        *("model.pt", "model.layers.1.weight", "CRC-32"),
-    ),
-    "torch-pickle": (
-        "torch",
-        lambda d: flip(d / "model.pt", b"layers.1.weight"),
-        *("model.pt", "", "CRC-32"),
-    ),
-    "torch-directory": (
-        "torch",
-        lambda d: flip(d / "model.pt", (d / "model.pt").read_bytes().rindex(b"data/1")),
-        *("model.pt", "", "header in the zip"),
-    ),
-    "torch-cut": (
-        "torch",
-        lambda d: cut(d / "model.pt", 20000),
-        *("model.pt", "", "not a whole zip"),
-    ),
-    "torch-hole": (
-        "torch-odd",
-        lambda d: zeros(d / "odd.pt", 300, 4),
-        *("odd.pt", "embedding", "a hole"),
-    ),
-    "torch-begin": (
-        "torch",
-        lambda d: zeros(d / "model.pt", 0),
-        *("model.pt", "", "begins with zeros"),
-    ),
-    "torch-object": (
-        "torch-object",
-        lambda d: flip(d / "model.pt", _first("layers.1.weight")),
-        *("model.pt", "model.layers.1.weight", "CRC-32"),
-    ),
-    "lightning-flip": (
-        "lightning",
-        lambda d: flip(d / "last.ckpt", 10000),
-        *("last.ckpt", "state_dict.layer.weight", "CRC-32"),
-    ),
-    "dcp-flip": (
-        "dcp",
-        lambda d: flip(d / "__0_0.distcp", _first("layers.1.weight")),
-        *("__0_0.distcp", "model.layers.1.weight", "CRC-32"),
-    ),
-    "dcp-cut": (
-        "dcp",
-        lambda d: cut(d / "__0_0.distcp", 5000),
-        *("__0_0.distcp", "", "bytes are missing"),
-    ),
-    "dcp-hole": (
-        "dcp",
-        lambda d: zeros(d / "__0_0.distcp", 4, 2),
-        *("__0_0.distcp", "", "a hole"),
-    ),
-    "dcp-file-missing": (
-        "dcp-files",
-        lambda d: (d / "__0_1.distcp").unlink(),
-        *("__0_1.distcp", "model.", "is missing"),
-    ),
-    "dcp-file-extra": (
-        "dcp",
-        lambda d: shutil.copy(d / "__0_0.distcp", d / "__1_0.distcp"),
-        *("__1_0.distcp", "", "an extra file"),
-    ),
-    "dcp-metadata-missing": (
-        "dcp",
-        lambda d: (d / ".metadata").unlink(),
-        *(".metadata", "", "is missing"),
-    ),
-    "dcp-metadata-torn": (
-        "dcp",
-        lambda d: cut(d / ".metadata", 50),
-        *(".metadata", "", "not metadata of DCP"),
-    ),
-    "dcp-metadata-evil": (
-        "dcp",
-        lambda d: _evil(d / ".metadata"),
-        *(".metadata", "", "posix.mkdir"),
-    ),
-    "dcp-dtype": (
-        "dcp",
-        lambda d: change_metadata(d, _dtype),
-        *("__0_0.distcp", "model.layers.0.weight", ".metadata says float64"),
-    ),
-    "dcp-chunk": (
-        "dcp",
-        lambda d: change_metadata(d, _chunk),
-        *(".metadata", "model.layers.0.weight", "names no file"),
-    ),
-    "megatron-common": (
-        "megatron",
-        lambda d: (d / "iter_0000500" / "common.pt").unlink(),
-        *("iter_0000500/common.pt", "", "is missing"),
-    ),
-    "megatron-pointer": (
-        "megatron",
-        lambda d: (d / "latest_checkpointed_iteration.txt").write_text("600"),
-        *("latest_checkpointed_iteration.txt", "", "no iter_0000600"),
-    ),
-    "deepspeed-flip": (
-        "deepspeed-2",
-        lambda d: flip(d / _OPTIMIZER, 20000),
-        *(_OPTIMIZER, "optimizer_state_dict.base_optimizer_state.state.0.exp_avg_sq", "differs"),
-    ),
-    "deepspeed-rank": (
-        "deepspeed-ranks",
-        lambda d: (d / _OPTIMIZER).unlink(),
-        *(_OPTIMIZER, "", "is missing among the optim states"),
-    ),
-    "deepspeed-model": (
+    ("deepspeed-2", _OPTIMIZER, lambda f: flip(f, 20000), _MOMENT, "differs"),
+    ("deepspeed-ranks", _OPTIMIZER, Path.unlink, "", "is missing among the optim states"),
+    ("deepspeed-1", _MODEL, Path.unlink, "", "is missing"),
+    (
         "deepspeed-1",
-        lambda d: (d / _MODEL).unlink(),
-        *(_MODEL, "", "is missing"),
+        "latest",
+        lambda f: shutil.rmtree(f.parent / _STEP),
+        "",
+        f"there is no {_STEP}",
     ),
-    "deepspeed-latest": (
-        "deepspeed-1",
-        lambda d: shutil.rmtree(d / _STEP),
-        *("latest", "", "there is no global_step1"),
+    (
+        *("run", _STEP_20, lambda f: flip(f, _tensor_at(f, "model.head.weight"))),
+        *("model.head.weight", "XXH3"),
     ),
-    "run-flip": (
-        "run",
-        lambda d: flip(
-            d / "step-20/tensors.safetensors",
-            _tensor_at(d / "step-20/tensors.safetensors", "model.head.weight"),
-        ),
-        *("step-20/tensors.safetensors", "model.head.weight", "XXH3"),
+    ("run", _STEP_20, lambda f: cut(f, 10), "model.head.weight", "10 bytes are missing"),
+    ("run", _STEP_10, lambda f: zeros(f, 2, 1), "model.layers.0.weight", "a hole"),
+    ("run", _STEP_10, Path.unlink, "model.", "is missing"),
+    ("run-values", "step-1/state.json", lambda f: flip(f, 3), "", "XXH3"),
+    ("run", "step-10/manifest.json", lambda f: flip(f, 100), "", "damaged, its checksum"),
+    ("run", "step-10/manifest.json", Path.unlink, "", "no complete checkpoint"),
+    (
+        *("run", "step-20/tensors-2.safetensors"),
+        *(lambda f: shutil.copy(f.parents[1] / _STEP_10, f), "", "not in the manifest"),
     ),
-    "run-cut": (
-        "run",
-        lambda d: cut(d / "step-20/tensors.safetensors", 10),
-        *("step-20/tensors.safetensors", "model.head.weight", "10 bytes are missing"),
-    ),
-    "run-hole": (
-        "run",
-        lambda d: zeros(d / "step-10/tensors.safetensors", 2, 1),
-        *("step-10/tensors.safetensors", "model.layers.0.weight", "a hole"),
-    ),
-    "run-file": (
-        "run",
-        lambda d: (d / "step-10/tensors.safetensors").unlink(),
-        *("step-10/tensors.safetensors", "model.", "is missing"),
-    ),
-    "run-values": (
-        "run-values",
-        lambda d: flip(d / "step-1/state.json", 3),
-        *("step-1/state.json", "", "XXH3"),
-    ),
-    "run-manifest": (
-        "run",
-        lambda d: flip(d / "step-10/manifest.json", 100),
-        *("step-10/manifest.json", "", "damaged, its checksum"),
-    ),
-    "run-manifest-missing": (
-        "run",
-        lambda d: (d / "step-10/manifest.json").unlink(),
-        *("step-10/manifest.json", "", "no complete checkpoint"),
-    ),
-    "run-extra": (
-        "run",
-        lambda d: shutil.copy(
-            d / "step-10/tensors.safetensors", d / "step-20/tensors-2.safetensors"
-        ),
-        *("step-20/tensors-2.safetensors", "", "not in the manifest"),
-    ),
-}
-"""The whole checkpoint, what is done to it, and the file, the tensor and the words of a finding."""
+]
+"""A whole checkpoint, the file of a finding, what is done to it, and the finding's tensor and
+words."""
 
 
 def _named(report: Any, path: str, tensor: str, what: str) -> bool:
@@ -404,14 +236,21 @@ def _named(report: Any, path: str, tensor: str, what: str) -> bool:
     )
 
 
-@pytest.mark.parametrize("name", BAD)
+@pytest.mark.parametrize(
+    ("good", "path", "damage", "tensor", "what"), BAD, ids=[f"{one[0]}: {one[-1]}" for one in BAD]
+)
 def test_damage_is_found_and_named(
-    name: str, corpus: Callable[[str], Path], tmp_path: Path
+    good: str,
+    path: str,
+    damage: Callable[[Path], object],
+    tensor: str,
+    what: str,
+    corpus: Callable[[str], Path],
+    tmp_path: Path,
 ) -> None:
-    good, damage, path, tensor, what = BAD[name]
     copy = tmp_path / "copy"
     shutil.copytree(corpus(good), copy)
-    damage(copy)
+    damage(copy / path)
     report = iobench.verify(copy)
     assert not report.ok
     assert _named(report, path, tensor, what), [str(one) for one in report.findings]
@@ -438,7 +277,7 @@ def test_what_a_model_lacks(
 
 def test_the_corpus_is_large_enough() -> None:
     assert min(len(BAD), len(GOOD)) >= 40
-    assert {good for good, *_ in BAD.values()} <= GOOD.keys()
+    assert {good for good, *_ in BAD} <= GOOD.keys()
 
 
 # The command.

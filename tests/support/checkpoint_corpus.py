@@ -22,7 +22,7 @@ from torch.distributed import checkpoint as dcp
 import iobench
 
 __all__ = [
-    *("GOOD", "change_header", "change_json", "change_metadata", "cut", "flip", "zeros"),
+    *("GOOD", "change_header", "change_metadata", "cut", "flip", "zeros"),
 ]
 
 
@@ -455,13 +455,6 @@ def zeros(file: Path, page: int, pages: int = 1) -> None:
     with file.open("r+b") as opened:
         opened.seek(page * 4096)
         opened.write(bytes(min(pages * 4096, file.stat().st_size - page * 4096)))
-
-
-def change_json(file: Path, change: Callable[[Any], None]) -> None:
-    """Change a JSON document."""
-    document = json.loads(file.read_text())
-    change(document)
-    file.write_text(json.dumps(document))
 
 
 def change_header(file: Path, change: Callable[[Any], None]) -> None:
