@@ -20,10 +20,12 @@ from safetensors.torch import save_file
 from torch.distributed import checkpoint as dcp
 
 import iobench
+from iobench.formats import safetensors, torch_file
+from iobench.integrations.dcp import StorageWriter
 
-__all__ = [
-    *("GOOD", "change_header", "change_metadata", "cut", "flip", "zeros"),
-]
+__all__ = ["GOOD", "change_header", "change_metadata", "cut", "flip", "zeros"]
+
+_BUFFERED = iobench.load_writer("buffered")
 
 
 def _state(seed: int = 0) -> dict[str, torch.Tensor]:
@@ -59,16 +61,6 @@ def _safetensors(at: Path) -> None:
     (at / "config.json").write_text("{}")
 
 
-def _safetensors_odd(at: Path) -> None:
-    save_file(_odd(), at / "odd.safetensors", metadata={"format": "pt"})
-
-
-def _safetensors_by_iobench(at: Path) -> None:
-    from iobench.formats import safetensors
-
-    safetensors.save(_state(1), "weights.safetensors", at, iobench.load_writer("buffered"))
-
-
 def _adapter(at: Path) -> None:
     save_file({"lora_A": torch.randn(8, 64), "lora_B": torch.zeros(64, 8)}, at / _ADAPTER)
     (at / "adapter_config.json").write_text('{"peft_type": "LORA"}')
@@ -100,18 +92,8 @@ def _tokenizer(at: Path) -> None:
     fast(tokenizer_object=made, pad_token="b").save_pretrained(at)
 
 
-def _hf(at: Path) -> None:
-    _llama().save_pretrained(at)
-    _tokenizer(at)
-
-
-def _hf_shards(at: Path) -> None:
-    _llama().save_pretrained(at, max_shard_size="150KB")
-    _tokenizer(at)
-
-
-def _hf_half(at: Path) -> None:
-    _llama().to(torch.bfloat16).save_pretrained(at, max_shard_size="100KB")
+def _hf(model: Any, at: Path, **options: Any) -> None:
+    model.save_pretrained(at, **options)
     _tokenizer(at)
 
 
@@ -130,24 +112,17 @@ def _hf_bin(at: Path) -> None:
     (at / "pytorch_model.bin.index.json").write_text(json.dumps(index))
 
 
-def _hf_gpt2(at: Path) -> None:
+def _gpt2() -> Any:
     transformers = importlib.import_module("transformers")
     config = transformers.GPT2Config(vocab_size=128, n_positions=64, n_embd=32, n_layer=2, n_head=2)
-    transformers.GPT2LMHeadModel(config).save_pretrained(at)
-    _tokenizer(at)
+    return transformers.GPT2LMHeadModel(config)
 
 
-def _hf_bert(at: Path) -> None:
+def _bert() -> Any:
     transformers = importlib.import_module("transformers")
-    config = transformers.BertConfig(
-        vocab_size=128,
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=64,
-    )
-    transformers.BertModel(config).save_pretrained(at)
-    _tokenizer(at)
+    small = {"hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 64}
+    config = transformers.BertConfig(vocab_size=128, num_attention_heads=2, **small)
+    return transformers.BertModel(config)
 
 
 class _Tokens(torch.utils.data.Dataset[Any]):
@@ -175,10 +150,6 @@ def _hf_trainer(at: Path) -> None:
 # torch.save
 
 
-def _torch(at: Path) -> None:
-    torch.save({"model": _state(), "step": 7}, at / "model.pt")
-
-
 def _torch_optimizer(at: Path) -> None:
     model = torch.nn.Linear(64, 64)
     optimizer = torch.optim.AdamW(model.parameters())
@@ -192,18 +163,6 @@ def _torch_views(at: Path) -> None:
     torch.save({"whole": whole, "turned": whole.T, "row": whole[3], "tied": whole}, at / "views.pt")
 
 
-def _torch_list(at: Path) -> None:
-    torch.save([torch.randn(3), (torch.ones(2), 5)], at / "list.pt")
-
-
-def _torch_tensor(at: Path) -> None:
-    torch.save(torch.randn(64, 64), at / "one.pt")
-
-
-def _torch_odd(at: Path) -> None:
-    torch.save(_odd(), at / "odd.pt")
-
-
 def _torch_without_crc(at: Path) -> None:
     from torch.serialization import set_crc32_options
 
@@ -214,16 +173,8 @@ def _torch_without_crc(at: Path) -> None:
         set_crc32_options(True)
 
 
-def _torch_old(at: Path) -> None:
-    torch.save(_state(), at / "old.pt", _use_new_zipfile_serialization=False)
-
-
 class Opaque:
     """An object that `weights_only` refuses."""
-
-
-def _torch_object(at: Path) -> None:
-    torch.save({"model": _state(), "args": Opaque()}, at / "model.pt")
 
 
 def _torch_script(at: Path) -> None:
@@ -232,32 +183,12 @@ def _torch_script(at: Path) -> None:
         torch.jit.save(torch.jit.trace(torch.nn.Linear(8, 8), torch.randn(1, 8)), at / "m.pt")
 
 
-def _torch_by_iobench(at: Path) -> None:
-    from iobench.formats import torch_file
-
-    torch_file.save({"model": _state()}, "model.pt", at, iobench.load_writer("buffered"))
-
-
 def _torch_stream(at: Path) -> None:
-    with iobench.load_writer("buffered").open(str(at / "model.pt")) as file:
+    with _BUFFERED.open(str(at / "model.pt")) as file:
         torch.save(_state(), file)
 
 
 # DCP
-
-
-def _dcp(at: Path) -> None:
-    dcp.save({"model": _state(), "step": 3, "name": "x"}, checkpoint_id=at)
-
-
-def _dcp_odd(at: Path) -> None:
-    dcp.save({"model": _odd(), "nested": [{"a": torch.ones(3)}, {"b": 1}]}, checkpoint_id=at)
-
-
-def _dcp_by_iobench(at: Path) -> None:
-    from iobench.integrations.dcp import StorageWriter
-
-    dcp.save({"model": _state()}, storage_writer=StorageWriter(at, "buffered"))
 
 
 def _dcp_several_files(at: Path) -> None:
@@ -342,25 +273,14 @@ def _accelerate(at: Path) -> None:
 # iobench
 
 
-def _run(at: Path) -> None:
-    with iobench.Checkpointer(at, writer=iobench.load_writer("buffered")) as checkpointer:
-        for step in (10, 20):
-            checkpointer.save({"model": _state(step), "step": step}, step)
-
-
-def _run_without_tensors(at: Path) -> None:
-    with iobench.Checkpointer(at, writer=iobench.load_writer("buffered")) as checkpointer:
-        checkpointer.save({"step": 1}, 1)
-
-
-def _run_replaced(at: Path) -> None:
-    with iobench.Checkpointer(at, keep=iobench.KeepLast(2)) as checkpointer:
-        for step in (1, 2, 3):
-            checkpointer.save({"model": _state(step)}, step)
+def _run(at: Path, *steps: int, keep: int = 2, model: bool = True) -> None:
+    with iobench.Checkpointer(at, writer=_BUFFERED, keep=iobench.KeepLast(keep)) as checkpointer:
+        for step in steps:
+            checkpointer.save({"step": step} | ({"model": _state(step)} if model else {}), step)
 
 
 def _run_half_written(at: Path) -> None:
-    _run(at)
+    _run(at, 10, 20)
     (at / ".step-30.0123abcd.part").mkdir()
     (at / ".step-30.0123abcd.part" / "tensors.safetensors").write_bytes(bytes(100))
 
@@ -374,45 +294,50 @@ def _exported(at: Path) -> None:
     torch.save(model.state_dict(), at / "model.pt")
 
 
-GOOD: dict[str, Callable[[Path], None]] = {
+GOOD: dict[str, Callable[[Path], object]] = {
     "safetensors": _safetensors,
-    "safetensors-odd": _safetensors_odd,
-    "safetensors-iobench": _safetensors_by_iobench,
+    "safetensors-odd": lambda at: save_file(_odd(), at / "odd.safetensors", {"format": "pt"}),
+    "safetensors-iobench": lambda at: safetensors.save(
+        _state(1), "weights.safetensors", at, _BUFFERED
+    ),
     "adapter": _adapter,
-    "hf": _hf,
-    "hf-shards": _hf_shards,
-    "hf-bf16": _hf_half,
+    "hf": lambda at: _hf(_llama(), at),
+    "hf-shards": lambda at: _hf(_llama(), at, max_shard_size="150KB"),
+    "hf-bf16": lambda at: _hf(_llama().to(torch.bfloat16), at, max_shard_size="100KB"),
     "hf-bin": _hf_bin,
-    "hf-gpt2": _hf_gpt2,
-    "hf-bert": _hf_bert,
+    "hf-gpt2": lambda at: _hf(_gpt2(), at),
+    "hf-bert": lambda at: _hf(_bert(), at),
     "hf-trainer": _hf_trainer,
-    "torch": _torch,
+    "torch": lambda at: torch.save({"model": _state(), "step": 7}, at / "model.pt"),
     "torch-optimizer": _torch_optimizer,
     "torch-views": _torch_views,
-    "torch-list": _torch_list,
-    "torch-tensor": _torch_tensor,
-    "torch-odd": _torch_odd,
+    "torch-list": lambda at: torch.save([torch.randn(3), (torch.ones(2), 5)], at / "list.pt"),
+    "torch-tensor": lambda at: torch.save(torch.randn(64, 64), at / "one.pt"),
+    "torch-odd": lambda at: torch.save(_odd(), at / "odd.pt"),
     "torch-no-crc": _torch_without_crc,
-    "torch-old": _torch_old,
-    "torch-object": _torch_object,
+    "torch-old": lambda at: torch.save(
+        _state(), at / "old.pt", _use_new_zipfile_serialization=False
+    ),
+    "torch-object": lambda at: torch.save({"model": _state(), "args": Opaque()}, at / "model.pt"),
     "torch-script": _torch_script,
-    "torch-iobench": _torch_by_iobench,
+    "torch-iobench": lambda at: torch_file.save({"model": _state()}, "model.pt", at, _BUFFERED),
     "torch-stream": _torch_stream,
-    "dcp": _dcp,
-    "dcp-odd": _dcp_odd,
-    "dcp-iobench": _dcp_by_iobench,
+    "dcp": lambda at: dcp.save({"model": _state(), "step": 3, "name": "x"}, checkpoint_id=at),
+    "dcp-odd": lambda at: dcp.save(
+        {"model": _odd(), "nested": [{"a": torch.ones(3)}, {"b": 1}]}, checkpoint_id=at
+    ),
+    "dcp-iobench": lambda at: dcp.save(
+        {"model": _state()}, storage_writer=StorageWriter(at, "buffered")
+    ),
     "dcp-files": _dcp_several_files,
     "megatron": _megatron,
     "lightning": _lightning,
-    "deepspeed-0": _deepspeed(0),
-    "deepspeed-1": _deepspeed(1),
-    "deepspeed-2": _deepspeed(2),
-    "deepspeed-3": _deepspeed(3),
+    **{f"deepspeed-{stage}": _deepspeed(stage) for stage in range(4)},
     "deepspeed-ranks": _deepspeed_two_ranks,
     "accelerate": _accelerate,
-    "run": _run,
-    "run-values": _run_without_tensors,
-    "run-replaced": _run_replaced,
+    "run": lambda at: _run(at, 10, 20),
+    "run-values": lambda at: _run(at, 1, model=False),
+    "run-replaced": lambda at: _run(at, 1, 2, 3),
     "run-half": _run_half_written,
     "exported": _exported,
 }
