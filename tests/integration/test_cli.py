@@ -373,61 +373,6 @@ def test_a_run_in_a_terminal(tiny_path: Path, target: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("--writer", "odirec"), ("unknown writer 'odirec'", "did you mean 'odirect'")),
-        (("--writer", "buffered,treads=2"), ("unknown option", "did you mean 'threads'")),
-        (("--writer", "buffered,threads=0"), ("threads=0", "from 1 to 256")),
-        (("--writer", "buffered,threads=x"), ("threads=x", "a number")),
-        (("--writer", "buffered,block_size=5000"), ("a multiple of 4KiB",)),
-        (("--writer", "threads=2"), ("has no writer before it",)),
-        (("--writer", "buffered,,odirect"), ("an empty name",)),
-        (("--writer", ""), ("an empty name",)),
-        (("-w", "llama7c"), ("unknown workload 'llama7c'", "did you mean 'llama7b'")),
-        (("-w", "missing.yaml"), ("missing.yaml", "No such file")),
-        (("--rank", "2"), ("no rank 2", "0 to 1")),
-        (("--rank", "-1"), ("--rank",)),
-        (("--seed", "-1"), ("--seed",)),
-        (("--seed", "4294967296"), ("--seed",)),
-        (("--size", "lots"), ("'lots' is not a size",)),
-        (("--size", "-4GiB"), ("not a size",)),
-        (("--size", "4iB"), ("not a size",)),
-        (("--size", "1k"), ("the smallest is",)),
-        (("--repeat", "0"), ("--repeat", "from 1 to 999999")),
-        (("--repeat", "many"), ("--repeat",)),
-        (("--format", "xml"), ("--format xml: choose table, json, csv or md",)),
-        (("--reapet", "3"), ("No such option: --reapet", "--repeat")),
-        (("--target", "missing"), ("missing", "no such directory")),
-        (("--precision", "3%"), ("--precision: it needs --repeat auto", "leave out")),
-        (("--duration", "soon"), ("--duration 'soon' is not a time", "2min")),
-        (("--until", "dawn"), ("--until 'dawn'", "choose steady")),
-        (("--until", "steady", "--repeat", "3"), ("--repeat: --duration and --until repeat",)),
-        (("--duration", "1min", "--fio"), ("--fio: --duration and --until", "without fio")),
-        (("--max-bytes", "1GiB"), ("--max-bytes: only --duration and --until have it",)),
-        (
-            ("--duration", "1s", "--max-bytes", "1k", "--size", "16MiB", "--writer", "buffered"),
-            ("--max-bytes 1.00 KiB", "choose a smaller --size"),
-        ),
-        (("--dry-run", "-v"), ("-v: --dry-run makes no report",)),
-        (("-v", "--format", "csv"), ("-v: --format csv has all details",)),
-        (("--writer", "buffered", "--baseline", "buffered"), ("--baseline: there is nothing",)),
-        (("--serializer", ""), ("--serializer '': a value is missing",)),
-        (("--granularity", ""), ("--granularity '': a value is missing",)),
-        (("--target", ".", "--target", "."), ("is given twice",)),
-        (("--target", "s3://b/c,d"), ("commas separate targets", "as ./d")),
-        (("--target", "file:///tmp"), ("file:// is not known", "s3://bucket/prefix")),
-        (("llama7b",), ("two workloads are given", "give one")),
-    ],
-    ids=lambda value: " ".join(value)[:30] if isinstance(value, tuple) else None,
-)
-def test_bad_arguments(
-    refused: Command, arguments: tuple[str, ...], words: tuple[str, ...]
-) -> None:
-    """One line with the problem and the allowed values, exit code 2, no file."""
-    refused(2, *arguments, words=words)
-
-
-@pytest.mark.parametrize(
     "verb", ["run", "autotune", "train", "doctor", "writers", "reproduce async"]
 )
 def test_a_target_that_is_no_directory(iobench_inside: Command, tmp_path: Path, verb: str) -> None:
@@ -440,12 +385,6 @@ def test_a_target_that_is_no_directory(iobench_inside: Command, tmp_path: Path, 
     }.items():
         done = iobench_inside(*verb.split(), "--target", tmp_path / name)
         check(done, 2, f"iobench {verb.split()[0]}: --target {tmp_path / name}: {words}")
-
-
-def test_a_rank_that_writes_nothing(refused: Command) -> None:
-    """Ranks of a Megatron job without files are refused by name."""
-    arguments = ("-w", "synthetic-1t", "--rank", "3071")
-    refused(2, *arguments, words=("rank 3071 writes no files",))
 
 
 @pytest.mark.parametrize("verb", ["rnu", "workload\x1b[2J"])

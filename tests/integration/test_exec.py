@@ -484,33 +484,6 @@ def test_a_python_without_iobench(run: Run, reported: Callable[[], dict[str, Any
     assert problem in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "words"),
-    [
-        (("--config", "hybrid"), 2, "COMMAND"),
-        (("--", "true"), 2, "--config"),
-        (("--config", "hybrid", "--", "no-such-program"), 2, "no-such-program: cannot be run"),
-        (("--config", "hybird", "--", "true"), 2, "did you mean 'hybrid'"),
-        (("--config", "odirect,threads=0", "--", "true"), 2, "threads=0"),
-        (("--config", "odirect,buffered", "--", "true"), 2, "2 writers"),
-        (("--config", "null", "--", "true"), 2, "stores nothing"),
-        (("--config", "./missing.toml", "--", "true"), 2, "missing.toml"),
-        (("--config", "s3,endpoint_url=http://m:9,x=1", "--", "true"), 2, "unknown option 'x'"),
-        (("--config", "hybrid", "--report", "/no/such/r.json", "--", "true"), 2, "--report"),
-        (("--config", "hybrid", "--report", "/dev/null", "--", "true"), 2, "is a device"),
-    ],
-    ids=str,
-)
-def test_commands_that_cannot_be_meant(
-    arguments: tuple[str, ...], code: int, words: str, iobench_inside: Run
-) -> None:
-    """One line on stderr, and the script does not run."""
-    done = iobench_inside("exec", *arguments)
-    assert (done.returncode, done.stdout) == (code, "")
-    assert done.stderr.count("\n") == 1
-    assert words in done.stderr
-
-
 def test_a_report_that_cannot_be_written(
     iobench_inside: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

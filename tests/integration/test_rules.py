@@ -44,20 +44,3 @@ def test_all_saves_then_all_restores(
     for one in shown["summaries"]:
         assert one["verdict"] == "VALID (scaled)", one["reasons"]
         assert f"MLPerf Storage v3.0, checkpointing not kept: {processes}" in one["reasons"]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--rules", "mlpref"), "unknown rules 'mlpref'; did you mean 'mlperf'?"),
-        (("--repeat", "3"), "--repeat: --rules mlperf sets it; leave out --repeat"),
-        (("--background", "restore"), "--background: --rules mlperf sets it"),
-        (("--writer", "buffered,odirect", "--size", "8MiB"), "measures one writer in one target"),
-    ],
-)
-def test_what_the_rules_leave_no_choice(
-    iobench: Command, target: Path, arguments: tuple[str, ...], message: str
-) -> None:
-    done = iobench("run", "--target", target, "--rules", "mlperf", *arguments)
-    assert done.returncode == 2, done.stderr
-    assert message in done.stderr
