@@ -63,7 +63,7 @@ def open_nodes(
         pytest.skip("network namespaces need root")
     if found := chroot():
         pytest.skip(found)
-    for program in ("unshare", "nsenter", "ip", "tc", "bash"):
+    for program in ("unshare", "nsenter", "ip", "bash"):
         if not shutil.which(program):
             pytest.skip(f"{program} is not installed (util-linux, iproute2)")
     with ExitStack() as stack:
@@ -323,27 +323,6 @@ class Node:
     def link(self, state: Literal["up", "down"]) -> None:
         """Connect the node to the others, or cut it off from them (a partition)."""
         _ip(self._switch, f"link set port{self.number} {state}")
-
-    def shape(self, bytes_per_s: int) -> None:
-        """Limit the link of the node to a rate in each direction (`tc tbf`)."""
-        burst = max(bytes_per_s // 250, 128 * 1024)
-        limit = f"rate {bytes_per_s * 8}bit burst {burst} limit {max(4 * burst, 1 << 20)}"
-        for pid, device in ((self.pid, "eth0"), (self._switch, f"port{self.number}")):
-            command = f"tc qdisc replace dev {device} root tbf {limit}"
-            _run("nsenter", "-t", str(pid), "-n", *command.split())
-
-    def unshape(self) -> None:
-        """Remove the limits of `shape`."""
-        for pid, device in ((self.pid, "eth0"), (self._switch, f"port{self.number}")):
-            _run("nsenter", "-t", str(pid), "-n", *f"tc qdisc del dev {device} root".split())
-
-    def mount_tmpfs(self, at: Path | str, size_bytes: int) -> None:
-        """Mount an empty file system in memory that only this node sees."""
-        self.run("mount", "-t", "tmpfs", "-o", f"size={size_bytes}", "node", str(at))
-
-    def unmount(self, at: Path | str) -> None:
-        """Undo `mount_tmpfs`."""
-        self.run("umount", "--lazy", str(at))
 
     def running(self) -> dict[int, str]:
         """The pids and command lines of the node's processes, without its holder and zombies."""
