@@ -111,7 +111,7 @@ CASES = {
     "train --steps 0": "--steps 0: must be greater than or equal to 1",
     "train --mode none": "--mode none: saves nothing; add sync",
     "train --target s3://bucket": "s3://bucket: is a bucket",
-    "train --writer peer:safetensors": "cannot save a training state; peer:torch-save and peer:dcp can",
+    "train --writer peer:safetensors": "cannot save a training state; peer:torch-save and",
     "train --device tpu": "--device tpu: choose cpu or cuda",
     "train --mode often": "--mode 'often': choose none, sync, async, lazy, memory or spill",
     "train --mode sync=2": "--mode 'sync=2': choose none, sync, async, lazy, memory or spill",
