@@ -216,14 +216,3 @@ def test_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.warns(RuntimeWarning, match="refused"):
         del background
     assert len(lost) == 1
-
-
-def test_no_thread_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After iobench has waited for all saves, as in a late function of atexit, `save` writes
-    itself."""
-    monkeypatch.setattr(interpreter_end, "_begun", True)
-    writer = Held()
-    writer.go.set()
-    with contextlib.closing(BackgroundFiles(writer)) as background:
-        save = background.save({"n": 1}, tmp_path / "1.pt")
-        assert save.status == "committed"

@@ -728,8 +728,11 @@ def test_unreadable_manifest(make: Make, runs: Path, monkeypatch, number: int) -
 
 
 def test_nothing_to_load(make: Make) -> None:
-    """An empty directory, a missing step, and no sound checkpoint."""
+    """An empty directory, a missing step, and no sound checkpoint. A missing directory is an error
+    of its own: an empty one has no checkpoint, and a job begins anew."""
     ckpt = make()
+    with pytest.raises(TargetError, match="missing: no such directory"):
+        load_checkpoint(ckpt._store.directory / "missing")
     assert ckpt.latest() is None
     with pytest.raises(TargetError, match="holds no complete checkpoint"):
         ckpt.load()
@@ -832,6 +835,21 @@ def test_left_by_an_error(make: Make, gated) -> None:
     assert "broken" in caught.value.__notes__[0]
 
 
+@contextlib.contextmanager
+def _expect_finished(runs: Path) -> Iterator[None]:
+    """A Checkpointer is forgotten in the block: there is one warning, and its save is committed."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield
+        for name in ("iobench-snapshot", "iobench-persister"):
+            for thread in threading.enumerate():
+                if thread.name == name:
+                    thread.join()
+    assert ["never closed" in str(one.message) for one in caught] == [True]
+    with Checkpointer(runs, writer="buffered") as again:
+        assert _value(again.load()) == 1
+
+
 class _Forgetting(BufferedWriter):
     """Drops the last reference to a Checkpointer in a thread that writes for it."""
 
@@ -848,18 +866,10 @@ def test_forgotten_while_it_writes(runs: Path) -> None:
     """Collected in a thread that the save waits for: it does not wait for the save itself."""
     writer = _Forgetting()
     writer.held = [Checkpointer(runs, writer=writer)]
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with _expect_finished(runs):
         persister = writer.held[0]._persister
-        save = writer.held[0].save_async(_state(1), 1)
+        writer.held[0].save_async(_state(1), 1)
         persister.wait()
-        for thread in threading.enumerate():
-            if thread.name == "iobench-persister":
-                thread.join()
-    assert save.status == "committed"
-    assert ["never closed" in str(one.message) for one in caught] == [True]
-    with Checkpointer(runs, writer="buffered") as again:
-        assert _value(again.load()) == 1
 
 
 def test_forgotten_while_it_copies(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -871,24 +881,15 @@ def test_forgotten_while_it_copies(runs: Path, monkeypatch: pytest.MonkeyPatch) 
         copy_into(*arguments)
 
     monkeypatch.setattr(iobench.checkpoint.snapshot, "copy_into", held_back)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with _expect_finished(runs):
         made = [Checkpointer(runs, writer="buffered", lazy=True)]
-        save = made[0].save_async(_state(1), 1)
+        made[0].save_async(_state(1), 1)
         made.clear()
         try:
             with pytest.raises(TargetError, match="in use"):
                 Checkpointer(runs, writer="buffered")
         finally:
             go.set()
-        for name in ("iobench-snapshot", "iobench-persister"):
-            for thread in threading.enumerate():
-                if thread.name == name:
-                    thread.join()
-    assert save.status == "committed"
-    assert ["never closed" in str(one.message) for one in caught] == [True]
-    with Checkpointer(runs, writer="buffered") as again:
-        assert _value(again.load()) == 1
 
 
 def test_ctrl_c_while_the_copy_is_waited_for(

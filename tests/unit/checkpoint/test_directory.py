@@ -294,9 +294,3 @@ def test_removed_while_it_is_written(runs: Path, gated) -> None:
         ckpt.close()
     assert save.status == "failed"
     assert not _names(at)
-
-
-def test_a_directory_that_is_missing(tmp_path: Path) -> None:
-    """It is an error of its own: an empty directory has no checkpoint, and a job begins anew."""
-    with pytest.raises(TargetError, match="missing: no such directory"):
-        load_checkpoint(tmp_path / "missing")

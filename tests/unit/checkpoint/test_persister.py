@@ -8,7 +8,7 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from types import FrameType
 
@@ -243,8 +243,11 @@ def test_a_failure_is_reported_after_finalizers(
     assert "broken" in reported[0]
 
 
-def test_a_lazy_save_at_the_end(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No thread starts that the interpreter does not wait for: the save is written on return."""
+def test_a_save_at_the_end(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No thread starts that the interpreter does not wait for, as in a late function of atexit: a
+    save, also a lazy one, is written on return."""
     monkeypatch.setattr(interpreter_end, "_begun", True)
     with Checkpointer(runs, writer="buffered", lazy=True) as ckpt:
         assert ckpt.save_async({"w": torch.ones(3)}, 1).status == "committed"
+    with closing(BackgroundFiles(BufferedWriter())) as files:
+        assert files.save({"n": 1}, runs / "1.pt").status == "committed"

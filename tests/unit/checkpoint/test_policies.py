@@ -27,7 +27,8 @@ def test_what_is_kept() -> None:
 
 
 def test_training_that_went_back() -> None:
-    """The newest is the last saved one, whatever its step; abandoned steps are the oldest."""
+    """The newest is the last saved one, whatever its step; abandoned steps are the oldest. If a
+    clock goes back, kept steps stay kept, and counting continues from the new time."""
     gone_back = {100: 1.0, 200: 2.0, 300: 3.0, 210: 4.0}
     assert KeepLast(2).obsolete(gone_back) == [300, 100]
     assert KeepLast(4).obsolete(gone_back) == []
@@ -36,10 +37,6 @@ def test_training_that_went_back() -> None:
     assert KeepEvery(steps=1000).obsolete(gone_back) == [300, 200]
     before = {0: 0.0, 120: 1.0, 230: 2.0}
     assert KeepEvery(steps=100).kept({**before, 100: 3.0}) == {0, 120, 230, 100}
-
-
-def test_a_clock_that_goes_back() -> None:
-    """Kept steps stay kept, and counting continues from the new time."""
     hours = [0, 0.5, 1, 2, -3, -2.5, -2, 2.1]
     created_s = {step: at * 3600.0 for step, at in enumerate(hours)}
     assert KeepEvery(hours=1).kept(created_s) == {0, 2, 3, 4, 6, 7}

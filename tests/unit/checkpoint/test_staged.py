@@ -95,13 +95,17 @@ def test_error_inside_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_never_replaces(tmp_path: Path) -> None:
-    """A checkpoint of that name is left alone; nothing is begun."""
+    """A checkpoint of that name is left alone; nothing is begun. Where the parent is missing, the
+    error names what could not be made."""
     (tmp_path / "final").mkdir()
     (tmp_path / "final" / "file").write_bytes(b"the last good one")
     with pytest.raises(TargetError, match="final exists"), StagedCheckpoint(tmp_path / "final"):
         pytest.fail("the block was entered")
     assert [p.name for p in tmp_path.iterdir()] == ["final"]
     assert (tmp_path / "final" / "file").read_bytes() == b"the last good one"
+    with pytest.raises(TransferError, match="staging") as caught:
+        StagedCheckpoint(tmp_path / "none" / "final").__enter__()
+    assert caught.value.errno == errno.ENOENT
 
 
 @pytest.mark.parametrize("exchange", [True, False])
@@ -158,13 +162,6 @@ def test_another_process_publishes_first(tmp_path: Path) -> None:
         _checkpoint(final, appear)
     assert [p.name for p in tmp_path.iterdir()] == ["final"]
     assert [p.name for p in final.iterdir()] == ["file"]
-
-
-def test_no_directory_to_stage_in(tmp_path: Path) -> None:
-    """Where the parent is missing, the error names what could not be made."""
-    with pytest.raises(TransferError, match="staging") as caught:
-        StagedCheckpoint(tmp_path / "none" / "final").__enter__()
-    assert caught.value.errno == errno.ENOENT
 
 
 _FAILING = {"fsync": (os, "fsync"), "rename": (Path, "rename"), "listing": (os, "scandir")}

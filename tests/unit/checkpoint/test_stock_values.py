@@ -61,10 +61,15 @@ def test_names_and_values_are_those_of_stock_dcp() -> None:
     assert all(paths[name] == path for name, path in tensors.items())
 
 
-def test_tuples_of_tensors_have_names_like_lists() -> None:
+def test_names_of_tensors() -> None:
+    """Tuples of tensors have names like lists. A state_dict of one process lists its tensors at
+    once in its skeleton."""
     skeleton = flatten({"a": (torch.ones(1), 2)}).skeleton
     assert stock_paths(skeleton, [0]) == [(("a", 0), "a.0")]
     assert [one.path for one in stock_values(skeleton, 0)] == [("a", 1)]
+    listed = {"model": {"$ordered": {"$tensors": ["model.", "a", "b"]}, "attributes": {}}}
+    found = stock_paths(one_by_one(listed, []), [0])
+    assert found == [(("model", "a"), "model.a"), (("model", "b"), "model.b")]
 
 
 def test_files_of_unchanged_values_are_made_once() -> None:
@@ -137,10 +142,3 @@ def test_a_part_is_compared_with_its_vote() -> None:
     assert Part.parse(text, checksum, "here") == part
     with pytest.raises(DataMismatchError, match="here: differs from what its rank wrote"):
         Part.parse(text + b" ", checksum, "here")
-
-
-def test_an_ordered_dict_of_many_tensors() -> None:
-    """A state_dict of one process, whose tensors are listed at once in its skeleton."""
-    listed = {"model": {"$ordered": {"$tensors": ["model.", "a", "b"]}, "attributes": {}}}
-    found = stock_paths(one_by_one(listed, []), [0])
-    assert found == [(("model", "a"), "model.a"), (("model", "b"), "model.b")]

@@ -108,60 +108,47 @@ _SHARES = [
 
 
 @pytest.mark.parametrize(
-    ("writer", "share", "lazy"),
-    [*_SHARES, *((writer, *one) for writer in ("hybrid,uring=false", "aiofiles") for one in _SOME)],
+    ("writer", "share", "lazy", "gpu"),
+    [
+        *((*one, False) for one in _SHARES),
+        *((writer, *one, False) for writer in ("hybrid,uring=false", "aiofiles") for one in _SOME),
+        *((*one, True) for one in _SHARES if one[1] < 1),
+    ],
 )
 def test_the_bytes(
-    writer: str, share: float, lazy: bool, stored: dict[int, bytes], tmp_path: Path
+    writer: str,
+    share: float,
+    lazy: bool,
+    gpu: bool,
+    stored: dict[int, bytes],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """They are those of a save without a budget, of the moment of the call."""
+    """They are those of a save without a budget, of the moment of the call; those of CUDA tensors
+    after the work that the trainer had queued on the GPU."""
+    first, device = _state(1), None
+    if gpu:
+        kept = first["large"].clone()
+        first["large"].zero_()
+        device = states_on_a_gpu(monkeypatch)
+        device.own.add(lambda: np.copyto(first["large"].numpy(), kept.numpy()))
     budget = int(share * len(stored[1]))
     with Checkpointer(tmp_path, writer=writer, budget=budget, lazy=lazy) as ckpt:
-        for step in (1, 2):
-            state = _state(step)
+        for step, state in ((1, first), (2, _state(2))):
             save = ckpt.save_async(state, step)
             _change(state["array"])
             state["step"] = -1
             if lazy:
                 ckpt.before_optimizer_step()
-            _change(state)
             assert save.streamed == (share < 1)
+            _change(state)
             ckpt.wait()
             assert save.status == "committed"
             assert ckpt._persister.pool.size_bytes <= budget + 4096
-    for step in (1, 2):
-        assert _tensors(tmp_path, step) == stored[step]
-        assert load_checkpoint(tmp_path, step)["step"] == step
-
-
-@pytest.mark.parametrize(("writer", "share", "lazy"), [one for one in _SHARES if one[1] < 1])
-def test_the_bytes_of_cuda_tensors(
-    writer: str,
-    share: float,
-    lazy: bool,
-    stored: dict[int, bytes],
-    runs: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """They are those of CPU tensors, after the work that the trainer had queued on the GPU."""
-    first, second = _state(1), _state(2)
-    kept = first["large"].clone()
-    first["large"].zero_()
-    device = states_on_a_gpu(monkeypatch)
-    device.own.add(lambda: np.copyto(first["large"].numpy(), kept.numpy()))
-    budget = int(share * len(stored[1]))
-    with Checkpointer(runs, writer=writer, budget=budget, lazy=lazy) as ckpt:
-        for step, state in ((1, first), (2, second)):
-            save = ckpt.save_async(state, step)
-            if lazy:
-                ckpt.before_optimizer_step()
-            assert save.streamed
-            _change(state)
-            ckpt.wait()
-            assert ckpt._persister.pool.size_bytes <= budget + 4096
         ckpt.save(_state(1), 3)
-    assert not device.pending
-    assert [_tensors(runs, step) for step in (1, 2, 3)] == [stored[step] for step in (1, 2, 1)]
+    assert device is None or not device.pending
+    assert [_tensors(tmp_path, step) for step in (1, 2, 3)] == [stored[n] for n in (1, 2, 1)]
+    assert [load_checkpoint(tmp_path, step)["step"] for step in (1, 2)] == [1, 2]
 
 
 def test_cuda_tensors_are_read_after_queued_work(

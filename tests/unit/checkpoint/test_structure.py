@@ -153,7 +153,7 @@ class _Trainer:
             self._metadata = draw(st.sampled_from([None, {}, {"v": 1}, {"v": True}]))
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(st.data())
 def test_every_change_is_seen(expect_same: Callable[..., None], data: st.DataObject) -> None:
     """Whatever changes between two saves, each save holds the state of its own time exactly."""

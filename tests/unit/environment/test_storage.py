@@ -182,16 +182,13 @@ def test_a_stack_is_followed_to_its_disks(sysfs: Sysfs) -> None:
     assert [leaf["model"] for leaf in leaf_devices(found)] == ["Disk a", "Disk b"]
 
 
-def test_a_stack_that_bites_its_tail_ends(sysfs: Sysfs) -> None:
-    """A device that names itself as its backing is described without endless recursion."""
+def test_odd_devices(sysfs: Sysfs) -> None:
+    """A device that names itself as its backing is described without endless recursion. tmpfs and
+    network mounts have no block device, and neither has a missing source."""
     loop = sysfs.disk("md0", "9:0", md__level="raid1")
     (loop / "slaves").mkdir()
     (loop / "slaves/md0").symlink_to(loop)
     assert describe_device("9:0", sysfs.root) is not None
-
-
-def test_anonymous_devices_have_none(sysfs: Sysfs) -> None:
-    """tmpfs and network mounts have no block device, and neither has a missing source."""
     assert find_device("0:40", "tmpfs", sysfs.root) is None
     assert find_device("0:41", "/dev/no-such-device-node", sysfs.root) is None
     assert describe_device("0:40", sysfs.root) is None

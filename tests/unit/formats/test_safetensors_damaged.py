@@ -96,16 +96,10 @@ def test_damaged(content: bytes, buffered, tmp_path: Path) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_sound(buffered, tmp_path: Path) -> None:
-    """The same file without damage loads, so the damage above is what is found."""
-    (tmp_path / "model.safetensors").write_bytes(_one())
-    tensors, _ = ours.load("model.safetensors", tmp_path, buffered)
-    assert tensors["a"].tolist() == [0.0, 0.0]
-
-
 @pytest.mark.parametrize(
     "header",
     [
+        b'{"a":' + _ENTRY + b"}",  # without damage: so the damage above is what is found
         b'{"__metadata__":{"a":"}"},"a":' + _ENTRY + b"}",
         b'{"__metadata__":{"dtype":"F16","shape":"x"},"a":' + _ENTRY + b"}",
         b'{"__metadata__": {}, "a": ' + _ENTRY + b"}",
@@ -116,7 +110,8 @@ def test_sound(buffered, tmp_path: Path) -> None:
 def test_unusual_headers(header: bytes, buffered, tmp_path: Path) -> None:
     """Metadata anywhere and of any text, and keys that are not known, are no damage."""
     (tmp_path / "file").write_bytes(_file(header))
-    assert list(ours.load("file", tmp_path, buffered)[0]) == ["a"]
+    tensors, _ = ours.load("file", tmp_path, buffered)
+    assert {name: tensor.tolist() for name, tensor in tensors.items()} == {"a": [0.0, 0.0]}
 
 
 _SOUND = safetensors.torch.save({"a": torch.arange(5.0), "b": torch.arange(3)}, {"format": "pt"})

@@ -15,20 +15,21 @@ from iobench.formats.tensors import (
 )
 
 
-def test_no_copy() -> None:
-    """The bytes of a contiguous tensor are its own memory, not a copy."""
+def test_bytes() -> None:
+    """The bytes of a contiguous tensor are its own memory, not a copy; one of a single value is
+    contiguous whatever its stride says. Lazily conjugated and negated tensors give the bytes of
+    what they stand for."""
     tensor = torch.zeros(3, dtype=torch.int32)
     tensor_bytes(tensor)[4] = 1
     assert tensor.tolist() == [0, 1, 0]
-
-
-def test_conjugated_and_negated_views() -> None:
-    """Lazily conjugated and negated tensors give the bytes of what they stand for."""
-    tensor = torch.tensor([1 + 2j, 3 - 4j])
-    assert tensor_bytes(tensor.conj()).tobytes() == tensor_bytes(tensor.conj().clone()).tobytes()
-    negated = tensor.conj().imag
+    single = torch.arange(64, dtype=torch.int16)[60::4]
+    assert single.stride() == (4,)
+    assert tensor_bytes(single).tolist() == [60, 0]
+    conjugated = torch.tensor([1 + 2j, 3 - 4j]).conj()
+    negated = conjugated.imag
     assert negated.is_neg()
-    assert tensor_bytes(negated).tobytes() == tensor_bytes(negated.clone().contiguous()).tobytes()
+    for lazy in (conjugated, negated):
+        assert tensor_bytes(lazy).tobytes() == tensor_bytes(lazy.clone().contiguous()).tobytes()
 
 
 @pytest.mark.parametrize("tensor", [torch.eye(2).to_sparse(), torch.ones(2, device="meta")])
@@ -57,10 +58,3 @@ def test_dtype_names() -> None:
     assert torch_dtype(dtype_name(torch.float8_e5m2)) is torch.float8_e5m2
     with pytest.raises(UsageError, match="'Tensor'"):
         torch_dtype("Tensor")
-
-
-def test_a_single_value_of_any_stride() -> None:
-    """A tensor of one value is contiguous whatever its stride says, and has its bytes."""
-    tensor = torch.arange(64, dtype=torch.int16)[60::4]
-    assert tensor.stride() == (4,)
-    assert tensor_bytes(tensor).tolist() == [60, 0]

@@ -100,10 +100,13 @@ def test_damaged(content: bytes, buffered, tmp_path: Path) -> None:
 
 
 def test_zipped_anew(buffered, tmp_path: Path) -> None:
-    """The same records, zipped again, can be loaded, so the tests above detect the damage."""
+    """The same records, zipped again, can be loaded, so the tests above detect the damage. A
+    missing file is a failed transfer that names it."""
     (tmp_path / "model.pt").write_bytes(_rezipped())
     found, _ = torch_file.load("model.pt", tmp_path, buffered)
     assert all(torch.equal(found[name], tensor) for name, tensor in _STATE.items())
+    with pytest.raises(TransferError, match=r"none\.pt"):
+        torch_file.load("none.pt", tmp_path, buffered)
 
 
 @pytest.mark.parametrize("missing", [1, 22, 100, len(_STOCK) // 2, len(_STOCK) - 1])
@@ -139,12 +142,6 @@ def test_weights_only_refusal(buffered, tmp_path: Path) -> None:
     assert "Fraction" in str(caught.value)
     found, _ = torch_file.load("model.pt", tmp_path, buffered, weights_only=False)
     assert found == {"a": Fraction(1, 3)}
-
-
-def test_missing(buffered, tmp_path: Path) -> None:
-    """A missing file is a failed transfer that names it."""
-    with pytest.raises(TransferError, match=r"none\.pt"):
-        torch_file.load("none.pt", tmp_path, buffered)
 
 
 def test_a_read_that_fails_is_no_damage(tmp_path, monkeypatch) -> None:

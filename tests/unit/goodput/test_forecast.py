@@ -70,21 +70,17 @@ def test_intervals_come_from_the_resampled_medians(example: ResultFile) -> None:
     assert odirect.saved.gpu_hours in odirect.saved.gpu_hours_interval
 
 
-def test_intervals_below_the_slot_limit_are_raised_to_it() -> None:
-    costs = Costs(blocking_s=1, persist_s=3600, restore_s=60)
-    found = one(costs, JOB)
-    assert found.best.raised
-    assert found.best.interval_s == 3600
+def test_warnings() -> None:
+    """Intervals below the slot limit are raised to it. A job cannot train where a restore takes a
+    quarter of an hour, and a failure comes every 13 minutes."""
+    found = one(Costs(blocking_s=1, persist_s=3600, restore_s=60), JOB)
+    assert (found.best.raised, found.best.interval_s) == (True, 3600)
     assert "the persist time sets the interval" in texts(found)
     assert not one(Costs(blocking_s=1, persist_s=3600, restore_s=60, slots=60), JOB).best.raised
-
-
-def test_it_says_where_a_job_cannot_train() -> None:
-    """A restore takes a quarter of an hour, and a failure comes every 13 minutes."""
-    found = one(Costs(blocking_s=1800, restore_s=900), TrainingJob(nodes=16_384))
-    assert "recovery takes longer than the MTBF" in texts(found)
-    near = one(Costs(blocking_s=120, restore_s=120), TrainingJob(nodes=16_384))
-    assert texts(near) == ""
+    large = TrainingJob(nodes=16_384)
+    stuck = one(Costs(blocking_s=1800, restore_s=900), large)
+    assert "recovery takes longer than the MTBF" in texts(stuck)
+    assert texts(one(Costs(blocking_s=120, restore_s=120), large)) == ""
 
 
 @pytest.mark.parametrize("wrong", [{"step_s": 0.0}, {"interval_s": float("nan")}])

@@ -226,22 +226,16 @@ def test_the_note_on_size_names_all_measured_sizes(example: ResultFile) -> None:
 
 
 def test_nothing_to_plan_with_is_an_error_that_says_why(example: ResultFile) -> None:
+    """A record of training is named as such, without notes on sizes: nothing was scaled."""
     saves = tuple(one for one in example.samples if one.operation == "save")
-    with pytest.raises(
-        ResultFileError, match=r"nothing to plan with: .*not verified.*iobench show"
+    training = Path(__file__).parents[3] / "results" / "reference-train-gpt5b-nemo.jsonl"
+    for record, why in (
+        (replace(example, samples=saves), ".*not verified.*iobench show"),
+        (replace(example, samples=()), "it has no samples; see"),
+        (read(training), "it is of iobench train, and plans .*; see"),
     ):
-        from_results(replace(example, samples=saves))
-    with pytest.raises(ResultFileError, match="nothing to plan with: it has no samples; see"):
-        from_results(replace(example, samples=()))
-
-
-def test_a_record_of_training_is_named_as_such() -> None:
-    """There are no notes on sizes and scaling, because nothing was scaled."""
-    record = Path(__file__).parents[3] / "results" / "reference-train-gpt5b-nemo.jsonl"
-    with pytest.raises(
-        ResultFileError, match=r"nothing to plan with: it is of iobench train, and plans .*; see"
-    ):
-        from_results(read(record))
+        with pytest.raises(ResultFileError, match=f"nothing to plan with: {why}"):
+            from_results(record)
 
 
 def test_times_by_hand() -> None:

@@ -164,17 +164,18 @@ def test_a_report_is_not_written_through_what_others_planted(
     assert victim.read_text() == "old"
 
 
+def _stock(*arguments: object) -> None:
+    raise AssertionError(f"stock was asked for {arguments}")
+
+
 def test_an_object_that_cannot_be_loaded_is_not_called_missing(tmp_path: Path) -> None:
     """Stock functions know no buckets; what went wrong is raised, and counted."""
-
-    def stock(f: object) -> None:
-        raise AssertionError(f"stock was asked for {f}")
 
     def load(f: object) -> tuple[None, Transfer]:
         raise TransferError.wrap(OSError(errno.ECONNREFUSED, "refused"), "reading", str(f))
 
     counts = CallCounts(tmp_path)
-    loading = Redirect(name="torch.load", stock=stock, file=(0, "f"), counts=counts).loading(load)
+    loading = Redirect(name="torch.load", stock=_stock, file=(0, "f"), counts=counts).loading(load)
     with pytest.raises(TransferError, match="refused"):
         loading("s3://bucket/model.pt")
     functions, _, _ = merged(tmp_path)
@@ -184,9 +185,6 @@ def test_an_object_that_cannot_be_loaded_is_not_called_missing(tmp_path: Path) -
 def test_an_object_that_cannot_be_pickled_is_not_stocks(tmp_path: Path) -> None:
     """Stock would truncate the old file and then raise the same; here the file stays."""
     torch_transfer = pytest.importorskip("iobench.integrations.torch_transfer")
-
-    def stock(obj: object, f: Path) -> None:
-        raise AssertionError(f"stock was asked for {f}")
 
     def prepare(obj: object, f: Path) -> Callable[[], Transfer]:
         return torch_transfer.prepare_save(BufferedWriter(), obj, f)
@@ -198,7 +196,7 @@ def test_an_object_that_cannot_be_pickled_is_not_stocks(tmp_path: Path) -> None:
     (tmp_path / "session").mkdir()
     file, counts = tmp_path / "m.pt", CallCounts(tmp_path / "session")
     file.write_bytes(b"old")
-    saving = Redirect(name="torch.save", stock=stock, file=(1, "f"), counts=counts).saving(prepare)
+    saving = Redirect(name="torch.save", stock=_stock, file=(1, "f"), counts=counts).saving(prepare)
     with pytest.raises((AttributeError, pickle.PicklingError), match="lambda"):
         saving({"a": lambda: 1}, file)
     with pytest.raises(KeyError, match="broken"):
@@ -210,12 +208,7 @@ def test_an_object_that_cannot_be_pickled_is_not_stocks(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("why", "raised", "text", "late"),
     [
-        (
-            Unsupported("because"),
-            UsageError,
-            "s3://bucket/m.pt: because, and stock torch.save",
-            False,
-        ),
+        (Unsupported("because"), UsageError, "m.pt: because, and stock torch.save", False),
         (UnavailableError("s3", "no login."), UnavailableError, "no login", False),
         (UnavailableError("s3", "no login."), UnavailableError, "no login", True),
         (AttributeError("cannot pickle"), AttributeError, "cannot pickle", False),
@@ -231,9 +224,6 @@ def test_an_object_that_cannot_be_saved_is_not_stocks(
 ) -> None:
     """Nor is it said to be; what went wrong is raised, and counted."""
 
-    def stock(obj: object, f: object) -> None:
-        raise AssertionError(f"stock was asked for {f}")
-
     def fail() -> Transfer:
         raise why
 
@@ -243,7 +233,7 @@ def test_an_object_that_cannot_be_saved_is_not_stocks(
         raise why
 
     counts = CallCounts(tmp_path)
-    saving = Redirect(name="torch.save", stock=stock, file=(1, "f"), counts=counts).saving(prepare)
+    saving = Redirect(name="torch.save", stock=_stock, file=(1, "f"), counts=counts).saving(prepare)
     with pytest.raises(raised, match=text):
         saving({}, "s3://bucket/m.pt")
     functions, _, _ = merged(tmp_path)

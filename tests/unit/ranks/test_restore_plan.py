@@ -101,10 +101,14 @@ def test_who_reads() -> None:
     }
 
 
-def test_another_mode_is_refused() -> None:
-    """A word that is not a mode is an error that lists the modes."""
+def test_what_makes_no_sense_is_refused() -> None:
+    """A word that is not a mode, by an error that lists the modes. No ranks, no block and no
+    writers are errors of the caller."""
     with pytest.raises(OptionError, match="broadcast"):
         check_restore_mode("tree")
+    for nodes, align, writers in (([], 1, None), ([0], 0, None), ([0], 1, 0)):
+        with pytest.raises(OptionError):
+            slices([1], nodes, align=align, writers_per_node=writers)
 
 
 @given(_WANTED, st.data(), st.integers(1, 20))
@@ -193,16 +197,6 @@ def test_ranks_of_interleaved_nodes() -> None:
     """Ranks that are not numbered node by node count for the node that they are on."""
     found = slices([4 * MIB], [0, 1, 0, 1], align=MIB, writers_per_node=1)
     assert found == [[Range(0, 0, 2 * MIB)], [Range(0, 2 * MIB, 4 * MIB)], [], []]
-
-
-@pytest.mark.parametrize(
-    ("nodes", "options"),
-    [([], {"align": 1}), ([0], {"align": 0}), ([0], {"align": 1, "writers_per_node": 0})],
-)
-def test_what_makes_no_sense_is_refused(nodes: list[int], options: dict[str, int]) -> None:
-    """No ranks, no block and no writers are errors of the caller."""
-    with pytest.raises(OptionError):
-        slices([1], nodes, **options)
 
 
 @given(st.lists(st.integers(0, 6), max_size=4), st.data())

@@ -81,20 +81,15 @@ def test_a_launcher_that_names_no_nodes() -> None:
     assert found.same_rank(world)
 
 
-def test_a_restart_is_another_job() -> None:
-    """Ranks of an earlier start have another job name."""
+def test_jobs_and_hosts() -> None:
+    """Ranks of an earlier start have another job name. Slurm's rank 0 is on the first host of the
+    list."""
     again = {**_TORCHRUN, "TORCHELASTIC_RESTART_COUNT": "3"}
     assert World.detect(_TORCHRUN).job != World.detect(again).job
     assert World.detect(_TORCHRUN).job == World.detect({**_TORCHRUN, "RANK": "0"}).job
-
-
-@pytest.mark.parametrize(
-    ("listed", "first"),
-    [("gpu[03-07,9],other", "gpu03"), ("a1,b2", "a1"), ("login", "login"), ("n[4]", "n4")],
-)
-def test_first_host_of_slurm(listed: str, first: str) -> None:
-    """Rank 0 is on the first host of the list."""
-    assert World.detect({**_SLURM, "SLURM_STEP_NODELIST": listed}).master == first
+    hosts = {"gpu[03-07,9],other": "gpu03", "a1,b2": "a1", "login": "login", "n[4]": "n4"}
+    for listed, first in hosts.items():
+        assert World.detect({**_SLURM, "SLURM_STEP_NODELIST": listed}).master == first
 
 
 @pytest.mark.parametrize(

@@ -127,16 +127,13 @@ def test_every_node_has_a_partner_that_keeps_one_nodes_copies(count: int) -> Non
 
 def test_pairs_and_a_last_ring_of_three() -> None:
     """An even count has pairs; of an odd one, the last three nodes form a ring. One node cannot
-    lose itself and keep a copy."""
+    lose itself and keep a copy. Node numbers need not be consecutive, nor have the same number of
+    ranks."""
     assert [partner_nodes(count) for count in (2, 3, 4, 5)] == [
         *([1, 0], [1, 2, 0], [1, 0, 3, 2], [1, 0, 3, 4, 2])
     ]
     with pytest.raises(UsageError, match="needs 2 nodes or more, this job has 1"):
         partner_nodes(1)
-
-
-def test_each_rank_has_a_receiver_on_another_node() -> None:
-    """Node numbers need not be consecutive, nor have the same number of ranks."""
     assert Partner().receivers([0, 0, 3, 7, 7, 7, 9]) == [2, 2, 0, 6, 6, 6, 3]
     assert Partner().receivers([0, 1, 0, 1]) == [1, 0, 3, 2]
     assert Partner().receivers([0, 0]) == []

@@ -110,9 +110,12 @@ def _plan(memory: _Memory | None = None) -> RecoveryPlan:
 
 
 def test_without_replicas_the_newest_checkpoint_is_read_as_before() -> None:
-    """Nothing is in memory."""
+    """Nothing is in memory. What comes after the version that was loaded is dropped from it."""
     assert _plan().version.step == 20
-    assert _restoring().held() is None
+    restoring = _restoring()
+    assert restoring.held() is None
+    assert restoring.version_of(10) == Version(1, 10, "")
+    assert restoring.version_of(5) == Version(0, 5, "")
 
 
 def test_the_same_save_in_memory_and_on_storage() -> None:
@@ -160,10 +163,3 @@ def test_a_damaged_manifest_is_not_passed_over_in_silence(tmp_path: Path) -> Non
         restore(candidates, "latest")
     with pytest.warns(RuntimeWarning, match="step 2 is skipped"):
         assert restore(candidates, "latest", on_corrupt="previous")[0] == {"step": 1}
-
-
-def test_versions_that_were_loaded_from_storage() -> None:
-    """What comes after the loaded version is dropped from memory."""
-    restoring = _restoring()
-    assert restoring.version_of(10) == Version(1, 10, "")
-    assert restoring.version_of(5) == Version(0, 5, "")

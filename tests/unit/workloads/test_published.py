@@ -66,11 +66,24 @@ def test_layouts_reproduce_published_sizes(entry: dict[str, Any]) -> None:
         assert sum(f.size_bytes * n for f, n in found) / count == _within(expected)
 
 
-def test_a_chunked_checkpoint_holds_every_parameter_three_times() -> None:
-    """All fsdp-dcp files of llama7b together: rank 0's published size on 8 ranks, and 291 steps."""
+def test_sizes_in_print() -> None:
+    """All fsdp-dcp files of llama7b together: rank 0's published size on 8 ranks, and 291 steps.
+    782 GiB for 70B at 12 bytes (NVIDIA nvCOMP blog) and 13.8 x 1024 GB for 1T (2104.04473). DLIO's
+    code of today gives 15427 GiB for the 1T model, whatever Table 2 of the guidelines prints."""
     workload = workloads.load("llama7b-fsdp")
     files = [file for rank in range(8) for file in workload.files(rank) if file.format == "dcp"]
     assert sum(file.size_bytes for file in files) == 8 * 10109000145 + 291 * 1577
+    seventy = workloads.load("llama2-70b")
+    per_nominal = seventy.total_size_bytes() / seventy.parameters * 70e9
+    assert per_nominal / GIB == pytest.approx(782, rel=0.001)
+    one_t = workloads.load("synthetic-1t")
+    assert one_t.total_size_bytes() / 1024e9 == pytest.approx(13.8, rel=0.005)
+    dlio = workloads.load("mlperf-1t")
+    payload = sum(
+        count * sum(file.payload_bytes for file in dlio.files(rank))
+        for rank, count in dlio.layout.rank_classes(dlio.model)
+    )
+    assert payload / 2**30 == pytest.approx(15426.589264, abs=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -81,25 +94,6 @@ def test_datastates_totals_are_of_the_same_order(name: str, published_gb: int) -
     """DeepSpeed checkpoints of 3 to 70B: within 16% of DataStates-LLM's figure 3, in GiB."""
     workload = replace(workloads.load("llama7b-zero1"), model=workloads.load_model(name))
     assert workload.total_size_bytes() / GIB == pytest.approx(published_gb, rel=0.16)
-
-
-def test_nominal_sizes_in_print_are_near() -> None:
-    """782 GiB for 70B at 12 bytes (NVIDIA nvCOMP blog) and 13.8 x 1024 GB for 1T (2104.04473)."""
-    seventy = workloads.load("llama2-70b")
-    per_nominal = seventy.total_size_bytes() / seventy.parameters * 70e9
-    assert per_nominal / GIB == pytest.approx(782, rel=0.001)
-    one_t = workloads.load("synthetic-1t")
-    assert one_t.total_size_bytes() / 1024e9 == pytest.approx(13.8, rel=0.005)
-
-
-def test_dlio_quirks_leave_1t_below_the_18_tb_of_the_guidelines() -> None:
-    """DLIO's code of today gives 15427 GiB for the 1T model, whatever Table 2 prints."""
-    workload = workloads.load("mlperf-1t")
-    payload = sum(
-        count * sum(file.payload_bytes for file in workload.files(rank))
-        for rank, count in workload.layout.rank_classes(workload.model)
-    )
-    assert payload / 2**30 == pytest.approx(15426.589264, abs=1e-6)
 
 
 @pytest.mark.parametrize("name", PUBLISHED["step_times"])

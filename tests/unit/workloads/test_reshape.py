@@ -75,7 +75,10 @@ def test_layers_are_kept_together() -> None:
     assert len(made) > 1
 
 
-def test_nothing_asked_nothing_changed(files: tuple[FileSpec, ...]) -> None:
+def test_a_granularity_as_text(files: tuple[FileSpec, ...]) -> None:
+    """The shown text can be parsed again. Nothing asked, nothing changed."""
+    for text in ("blob", "shard=5GB", "shard=16MiB", "layer", "tensor"):
+        assert Granularity.parse(str(Granularity.parse(text))) == Granularity.parse(text)
     assert tuple(Shape().apply(files)) == files
 
 
@@ -95,9 +98,3 @@ def test_what_cannot_be_meant(
     """Unknown words and sizes are refused."""
     with pytest.raises(error, match=message):
         Shape.parse(serializer, granularity)
-
-
-@pytest.mark.parametrize("text", ["blob", "shard=5GB", "shard=16MiB", "layer", "tensor"])
-def test_a_granularity_as_text(text: str) -> None:
-    """The shown text can be parsed again."""
-    assert Granularity.parse(str(Granularity.parse(text))) == Granularity.parse(text)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections import Counter
 from itertools import product
 
 import pytest
@@ -9,6 +11,7 @@ import pytest
 from iobench import workloads
 from iobench.errors import UsageError
 from iobench.units import GIB, MIB
+from iobench.workloads import Workload
 
 
 def test_what_fits_is_returned_as_it_is() -> None:
@@ -19,6 +22,11 @@ def test_what_fits_is_returned_as_it_is() -> None:
     assert workload.scaled(workload.size_bytes() - 1).scale is not None
 
 
+@functools.cache
+def _scaled(name: str, limit: int) -> Workload:
+    return workloads.load(name).scaled(limit)
+
+
 @pytest.mark.parametrize("name", workloads.names())
 def test_every_workload_scales_below_the_limit(name: str) -> None:
     """Rank 0 of every workload that ships comes within the limit, and near it."""
@@ -26,7 +34,7 @@ def test_every_workload_scales_below_the_limit(name: str) -> None:
     full = workload.size_bytes()
     for size_gib in (1, 3):
         limit = min(size_gib * GIB, full - 1)
-        scaled = workload.scaled(limit)
+        scaled = _scaled(name, limit)
         size = scaled.size_bytes()
         assert scaled.scale is not None
         assert scaled.scale.size_bytes == size <= limit
@@ -70,6 +78,18 @@ def test_what_is_kept_is_named(name: str, size_gib: int, text: str) -> None:
     assert any("embed" in one for one in names) is ("no embedding" not in text)
     assert scaled.world_size == full.world_size
     assert scaled.files(scaled.world_size - 41 if "1t" in name else 0)[0].tensors
+
+
+def test_scaling_drops_experts_before_it_narrows_tensors() -> None:
+    """Of Qwen3-30B-A3B in 3 GiB, most tensors are those of experts, each of the real size."""
+    scaled = _scaled("qwen3-30b-a3b", 3 * GIB)
+    assert scaled.scale is not None
+    assert scaled.scale.width_divisor == 1
+    assert 8 <= scaled.scale.experts < scaled.scale.full_experts == 128
+    assert f"{scaled.scale.experts} of 128 experts" in scaled.scale.text
+    shapes = Counter(p.shape for p in scaled.model.parameters() if p.expert is not None)
+    assert set(shapes) == {(768, 2048), (2048, 768)}
+    assert sum(shapes.values()) > 0.9 * len(list(scaled.model.parameters()))
 
 
 def test_small_files_stay_as_they_are() -> None:

@@ -38,13 +38,18 @@ step_time: {seconds: 0.5, gpus: 1, hardware: A100, precision: BF16, source: meas
 
 
 def test_a_file_of_ones_own(write: Callable[[str], Path]) -> None:
-    """A model described in the file works with any layout; the workload is named after the file."""
+    """A model described in the file works with any layout; the workload is named after the file. A
+    file that names a shipped model and layout equals the shipped workload. Aliases shorten a file
+    like in any YAML, also repeated."""
     workload = workloads.load(write(_INLINE))
     assert workload.name == "mine"
     assert workload.parameters == 2 * 1000 * 64 + 2 * (4 * 64 * 64 + 3 * 96 * 64 + 2 * 64) + 64
     assert workload.layout.max_shard_size == 2**20
     assert workload.step_time is not None
     assert workload.step_time.seconds == 0.5
+    assert workloads.load(write(_GOOD)).files() == workloads.load("llama7b-fsdp").files()
+    text = _INLINE.replace("hidden_size: 64", "hidden_size: &n 64").replace("size: 96", "size: *n")
+    assert workloads.load(write(text.replace("num_heads: 4", "num_heads: *n"))).parameters
 
 
 def test_the_guide_is_right(write: Callable[[str], Path]) -> None:
@@ -58,11 +63,6 @@ def test_the_guide_is_right(write: Callable[[str], Path]) -> None:
     for layout in LAYOUTS.values():
         assert layout.id in words or layout.id.replace("deepspeed", "") in words
         assert {field.name for field in fields(layout)} <= words
-
-
-def test_one_of_our_models_by_name(write: Callable[[str], Path]) -> None:
-    """A file that names a shipped model and layout equals the shipped workload."""
-    assert workloads.load(write(_GOOD)).files() == workloads.load("llama7b-fsdp").files()
 
 
 @pytest.mark.parametrize(
@@ -125,10 +125,15 @@ def test_a_broken_model_is_answered_in_one_line(
     _refused(write(_INLINE.replace(old, new)), says)
 
 
-@pytest.mark.parametrize("text", ["", "[1, 2]", "hello", "\t", "\x00"])
-def test_what_is_no_mapping_is_refused(write: Callable[[str], Path], text: str) -> None:
-    """The error says what the file should hold, or that it is not YAML."""
-    _refused(write(text), "must be a mapping with the fields schema|is not YAML")
+def test_what_is_no_mapping_is_refused(write: Callable[[str], Path], tmp_path: Path) -> None:
+    """The error says what the file should hold, or that it is not YAML; a missing file, a
+    directory, and bytes that are not text."""
+    for text in ("", "[1, 2]", "hello", "\t", "\x00"):
+        _refused(write(text), "must be a mapping with the fields schema|is not YAML")
+    _refused(tmp_path / "none.yaml", "cannot be read: No such file")
+    _refused(tmp_path, "cannot be read: Is a directory")
+    (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
+    _refused(tmp_path / "binary.yaml", "is not UTF-8 text")
 
 
 _NESTED = "[&a0 x, " + ", ".join(
@@ -156,12 +161,6 @@ def test_a_hostile_file_is_answered_in_one_line(
 ) -> None:
     """A few bytes that expand to billions of values, and text with control characters."""
     _refused(write(text), says)
-
-
-def test_aliases_are_allowed(write: Callable[[str], Path]) -> None:
-    """They shorten a file like in any YAML, also repeated and merged."""
-    text = _INLINE.replace("hidden_size: 64", "hidden_size: &n 64").replace("size: 96", "size: *n")
-    assert workloads.load(write(text.replace("num_heads: 4", "num_heads: *n"))).parameters
 
 
 _WORDS = st.sampled_from(
@@ -205,14 +204,6 @@ def test_too_many_ranks_are_refused(write: Callable[[str], Path]) -> None:
     layout = "{id: mlperf, tensor_parallel: 8, pipeline_parallel: 8, data_parallel: 100000}"
     text = _GOOD.replace("{id: fsdp-dcp, world_size: 8}", layout)
     _refused(write(text), "'layout' is 6400000: at most 131072 ranks")
-
-
-def test_missing_and_binary_files_are_refused(tmp_path: Path) -> None:
-    """A missing file, a directory, and bytes that are not text."""
-    _refused(tmp_path / "none.yaml", "cannot be read: No such file")
-    _refused(tmp_path, "cannot be read: Is a directory")
-    (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
-    _refused(tmp_path / "binary.yaml", "is not UTF-8 text")
 
 
 def _refused(path: Path, says: str) -> None:
