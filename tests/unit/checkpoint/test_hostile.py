@@ -244,11 +244,6 @@ def _changed(document: Any, data: st.DataObject) -> Any:
     return made
 
 
-_FUZZ = settings(
-    max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None
-)
-
-
 def _loads(runs: Path) -> None:
     """Load: only errors of iobench, and no warning of a library."""
     with warnings.catch_warnings():
@@ -258,36 +253,30 @@ def _loads(runs: Path) -> None:
         iobench.load_checkpoint(runs, on_corrupt="previous")
 
 
-@_FUZZ
-@given(st.data())
-def test_any_skeleton(runs: Path, own_files: dict[str, bytes], data: st.DataObject) -> None:
-    """Of one process: restored, or damage."""
-    skeleton = _changed(json.loads(own_files["state.json"]), data)
-    files = {**own_files, "state.json": json.dumps(skeleton).encode()}
-    _publish(runs / "step-2", files, step=2, format="safetensors", serial=2)
-    _loads(runs)
-
-
-@_FUZZ
-@given(st.data())
-def test_any_index(runs: Path, data: st.DataObject) -> None:
-    """Of several ranks: restored, or damage."""
-    _publish_index(runs, json.dumps(_changed(_INDEX, data)).encode())
-    _loads(runs)
-
-
-@_FUZZ
-@given(st.data())
-def test_any_manifest(runs: Path, own_files: dict[str, bytes], data: st.DataObject) -> None:
-    """With a right checksum; restored, or damage."""
-    _publish(runs / "step-2", own_files, step=2, format="safetensors", serial=2)
-    path = runs / "step-2" / "manifest.json"
-    document = json.loads(path.read_bytes())
-    del document["xxh3_64"]
-    changed = _changed(document, data)
-    path.write_bytes(
-        _signed(changed) if isinstance(changed, dict) else json.dumps(changed).encode()
-    )
+@settings(
+    max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None
+)
+@given(st.data(), st.sampled_from(["skeleton", "index", "manifest"]))
+def test_any_document(
+    runs: Path, own_files: dict[str, bytes], data: st.DataObject, kind: str
+) -> None:
+    """Of one process or of several ranks, and a manifest with a right checksum: restored, or
+    damage."""
+    if kind == "index":
+        _publish_index(runs, json.dumps(_changed(_INDEX, data)).encode())
+    else:
+        files = {**own_files}
+        if kind == "skeleton":
+            skeleton = _changed(json.loads(own_files["state.json"]), data)
+            files["state.json"] = json.dumps(skeleton).encode()
+        _publish(runs / "step-2", files, step=2, format="safetensors", serial=2)
+    if kind == "manifest":
+        path = runs / "step-2" / "manifest.json"
+        document = json.loads(path.read_bytes())
+        del document["xxh3_64"]
+        changed = _changed(document, data)
+        signed = _signed(changed) if isinstance(changed, dict) else json.dumps(changed).encode()
+        path.write_bytes(signed)
     _loads(runs)
 
 

@@ -77,22 +77,18 @@ def test_any_parts(
 
 
 def test_damage_is_named(tmp_path: Path) -> None:
-    """A part whose checksum differs, XXH3 or CRC-32."""
+    """A part whose checksum differs, XXH3 or CRC-32. Parts that overlap have as many elements as
+    the tensor, but not each of them."""
     (tmp_path / "a").write_bytes(bytes(100))
     tensor = ListedTensor("x.y", "uint8", (100,), (TensorPart("a", 0, 100, (0,), (100,)),))
     location = FileTree(tmp_path, BufferedWriter())
     for wrong in (CheckedRange(0, 100, "", "0" * 16), CheckedRange(0, 100, "", crc32=5)):
         with pytest.raises(DataMismatchError, match=r"/a: damaged, the checksum of x\.y differs"):
             list(read_tensors(location, [tensor], {("a", 0, 100): wrong}, piece_bytes=64))
-
-
-def test_parts_that_overlap(tmp_path: Path) -> None:
-    """As many elements as the tensor has, but not each of them."""
-    (tmp_path / "a").write_bytes(bytes(100))
     parts = tuple(TensorPart("a", 0, 50, (at,), (50,)) for at in (0, 10))
-    tensor = ListedTensor("x", "uint8", (100,), parts)
+    twice = ListedTensor("x", "uint8", (100,), parts)
     with pytest.raises(DataMismatchError, match="parts of it overlap"):
-        list(read_tensors(FileTree(tmp_path, BufferedWriter()), [tensor], {}, piece_bytes=64))
+        list(read_tensors(location, [twice], {}, piece_bytes=64))
 
 
 def test_a_transposed_tensor(tmp_path: Path) -> None:
