@@ -1,6 +1,6 @@
 # The whole life of a checkout. `make` alone lists the targets.
 #   ARGS    more arguments for the command: make run ARGS="--size 4GiB", make test ARGS="-k odirect"
-#   PYTHON  the interpreter (default: the newest of 3.11 to 3.14 found)
+#   PYTHON  the interpreter (default: 3.13, 3.12, 3.11 or 3.14, the first found)
 #   VENV    the virtual environment (default: .venv)
 
 VENV ?= .venv

@@ -28,6 +28,7 @@ import typer.main
 from hypothesis import settings
 from support.filesystems import Filesystems
 from support.preloaded import run_preloaded
+from support.pyuring_wheels import WHEELS_OF_PYURING
 from support.whole_run import WholeRun
 
 from iobench.cli.main import run as run_command
@@ -71,6 +72,9 @@ def pytest_configure(config: pytest.Config) -> None:
     """Watch the run. Let commands be interrupted also where the tests run in the background, or
     under nohup: a shell starts those with SIGINT or SIGHUP ignored, and every child inherits that.
     """
+    if not WHEELS_OF_PYURING:
+        expected = "ignore:uring is not available here:RuntimeWarning"
+        config.addinivalue_line("filterwarnings", expected)
     if not hasattr(config, "workerinput"):  # the process that has no tests, or that has them all
         config.pluginmanager.register(WholeRun(config, _SILENCE_S))
     for number, handler in (

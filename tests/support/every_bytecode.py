@@ -64,8 +64,10 @@ def _leaving_a_with(code: CodeType) -> frozenset[int]:
         if call.opname.startswith("CALL") and all(
             step.opname == "LOAD_CONST" and step.argval is None for step in nones
         ):
-            first = steps[at - 1] if steps[at - 1].opname == "SWAP" else nones[0]  # of a return
-            found.update(range(first.offset, call.offset + 2))
+            first = at
+            while steps[first - 1].opname == "SWAP":  # of a return; two since Python 3.14
+                first -= 1
+            found.update(range(steps[first].offset, call.offset + 2))
     return frozenset(found)
 
 

@@ -7,7 +7,7 @@ import random
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -39,13 +39,6 @@ def expected() -> list[Snapshot]:
     """The snapshots of the stock training after each step."""
     torch.set_num_threads(1)
     return stock_snapshots(4)
-
-
-@pytest.fixture(autouse=True)
-def _warnings_are_errors() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        yield
 
 
 def _made(directory: Path, parameters: list[torch.nn.Parameter], **options: Any) -> AdamW:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
+from support.pyuring_wheels import WHEELS_OF_PYURING
 
 from iobench.errors import UnavailableError
 from iobench.testing import Footprint, content
@@ -153,6 +154,8 @@ def test_a_kernel_without_io_uring(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _require_io_uring() -> None:
+    if not WHEELS_OF_PYURING:
+        pytest.importorskip("pyuring", reason="pyuring has no wheel for this Python or processor")
     known = module.describe_io_uring()
     if not known["works"]:
         pytest.skip(f"io_uring is {known['reason']}")
