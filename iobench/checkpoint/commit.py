@@ -176,7 +176,6 @@ class Committer(Generic[C]):
                     directory=os.fspath(staged.directory),
                     remote=place.remote,
                     limit_s=place.limit_s,
-                    spare="" if staged.spare is None else os.fspath(staged.spare),
                 )
                 announced = True
                 self.control.broadcast(_NEXT, order.to_json(), deadline_s=self.deadline_s)
@@ -336,7 +335,7 @@ class Committer(Generic[C]):
 
     @contextmanager
     def _target(self, order: Order, target: PartTarget) -> Iterator[PartTarget]:
-        target = replace(target, directory=order.directory, spare=order.spare)
+        target = replace(target, directory=order.directory)
         if not order.remote or self.tier is None:
             yield target
             return

@@ -41,8 +41,6 @@ class StagedObjects:
     TargetError when `final` has objects already.
     """
 
-    spare = None
-
     def __init__(self, final: str, writer: Writer, *, serial: int | None = None) -> None:
         self.directory = final
         self._writer, self._serial = writer, serial

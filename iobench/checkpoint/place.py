@@ -132,15 +132,11 @@ class SavedContent(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class PartTarget:
-    """Where a rank writes its files of one checkpoint, and how.
-
-    The files take over the space of those in the directory `spare`.
-    """
+    """Where a rank writes its files of one checkpoint, and how."""
 
     directory: str | Path
     writer: Writer
     rate_bytes_per_s: int | None = None
-    spare: str = ""
 
     def limited(self, image: FileImage) -> FileImage:
         """Return `image`, which is sent no faster than the limit from now on."""

@@ -30,7 +30,6 @@ from iobench.formats.many_parts import PartsImage
 from iobench.formats.tensor_layouts import Located, TensorLayouts
 from iobench.units import GIB
 from iobench.writers.image import Bytes, FileImage
-from iobench.writers.local.new_file import reusing
 
 __all__ = [
     *("FORMAT", "SKELETON", "TENSORS", "SafetensorsFormat", "Serialized", "Serializer"),
@@ -278,7 +277,6 @@ class SafetensorsFormat:
         brief = memory is None and not target.rate_bytes_per_s and content.size_bytes < _SMALL
         with (
             _paused(brief and len(pieces) >= _MANY),
-            reusing(target.directory, target.spare, image.path),
             recorded(image, pieces, by_block=target.by_block) as recording,
         ):
             transfer = target.writer.write_many(

@@ -282,10 +282,6 @@ class Staged(Protocol):
     """A checkpoint that is being written. It becomes a checkpoint with `publish`."""
 
     @property
-    def spare(self) -> Path | None:
-        """Directory of files that no checkpoint needs: those of the same names may replace them."""
-
-    @property
     def directory(self) -> str | Path:
         """Directory or prefix of its files until `publish`."""
 
@@ -311,9 +307,7 @@ class StagedCheckpoint:
         *,
         replace: bool = False,
         lock: DirectoryLock | None = None,
-        spare: Path | None = None,
     ) -> None:
-        self.spare = spare
         self.final = Path(final)
         self.directory = self.final.with_name(
             f".{self.final.name}.{secrets.token_hex(4)}{STAGING_SUFFIX}"

@@ -12,7 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from iobench import linux
 from iobench.checkpoint.manifest import MANIFEST, Manifest, name_of, step_of
 from iobench.checkpoint.staged import (
     REPLACED_SUFFIX,
@@ -27,8 +26,7 @@ from iobench.checkpoint.staged import (
     remove_entry,
     warn_of,
 )
-from iobench.environment.memory import available_bytes
-from iobench.errors import IobenchError, OptionError, TargetError, transfer_errors
+from iobench.errors import IobenchError, TargetError, transfer_errors
 from iobench.regular_file import read_regular
 from iobench.writers.base import Writer
 from iobench.writers.blocks import interpreter_end
@@ -40,7 +38,6 @@ __all__ = [
     "Checkpoints",
     "DirectoryStore",
     "release_unclosed",
-    "reusing_files",
     "store_at",
 ]
 
@@ -130,18 +127,6 @@ def store_at(location: str | Path, writer: Writer) -> CheckpointStore:
     return DirectoryStore(Path(location))
 
 
-def reusing_files(store: CheckpointStore, wanted: bool) -> CheckpointStore:
-    """Return `store`, whose checkpoints take over the space of retired ones if `wanted`.
-
-    Raises OptionError for a store that cannot do so.
-    """
-    if wanted:
-        if type(store) is not DirectoryStore:  # not a tier: its copies read retired files
-            raise OptionError("reuse_files=True: takes a directory, without tiers")
-        store.reuses = True
-    return store
-
-
 def release_unclosed(store: CheckpointStore, failure: Exception | None) -> None:
     """Release the directory of a Checkpointer that was never closed, and report it."""
     store.release()
@@ -159,15 +144,11 @@ class DirectoryStore:
     """Checkpoints in a directory. A half-written or half-removed one has a hidden name."""
 
     readers = 1
-    reuses = False
-    """Whether a new checkpoint takes over the space of the one that was retired last."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory.absolute()  # the process may change its working directory
         self._lock: DirectoryLock | None = None
         self._backlog = Backlog(remove_entry)
-        self._retired: Path | None = None
-        self._spare: Path | None = None
 
     def __str__(self) -> str:
         return str(self.directory)
@@ -182,8 +163,6 @@ class DirectoryStore:
 
     def release(self) -> None:
         if self._lock:
-            self._give_up_retired()
-            self._give_up_spare()
             errors = self.sweep()
             self._lock.release()
             self._lock = None
@@ -213,20 +192,7 @@ class DirectoryStore:
         self, step: int, *, serial: int, replace: bool = False, shared: bool = False
     ) -> AbstractContextManager[Staged]:
         del serial, shared  # the hidden name is random in any case
-        spare = self._give_up_spare()
-        return StagedCheckpoint(self.locate(step), replace=replace, lock=self._lock, spare=spare)
-
-    def _give_up_spare(self) -> Path | None:
-        """Leave the spare to the next `sweep`, and return it."""
-        spare, self._spare = self._spare, None
-        if spare is not None:
-            self._backlog.add(spare)
-        return spare
-
-    def _give_up_retired(self) -> None:
-        retired, self._retired = self._retired, None
-        if retired is not None:
-            self._backlog.add(retired)
+        return StagedCheckpoint(self.locate(step), replace=replace, lock=self._lock)
 
     def remove(self, step: int) -> None:
         aside = self._set_aside(step)
@@ -238,23 +204,16 @@ class DirectoryStore:
         def retire(step: int) -> None:
             aside = self._set_aside(step)
             if aside is not None:
-                self._give_up_retired()
-                self._retired = aside
-                if not self.reuses or aside.is_symlink():  # its files are elsewhere, and stay
-                    self._give_up_retired()
+                self._backlog.add(aside)
 
         return remove_all({step: partial(retire, step) for step in steps})
 
     def sweep(self, most: int = sys.maxsize, *, room_bytes: int = 0) -> list[IobenchError]:
-        if not self._backlog and self._retired is None:
+        if not self._backlog:
             return []
         try:
             self._check_lock()
             self._sync()
-            if self._retired is not None and self._has_room_beside(self._retired):
-                self._give_up_spare()
-                self._spare, self._retired = self._retired, None
-            self._give_up_retired()
             return self._backlog.reduce(most, lambda: self._free_bytes() >= room_bytes)
         except IobenchError as error:
             return [error]
@@ -275,18 +234,6 @@ class DirectoryStore:
         """Sync the hidden names before files are removed: a power cut must not undo a rename."""
         with transfer_errors("removing", self.directory):
             sync_directory(self.directory)
-
-    def _has_room_beside(self, retired: Path) -> bool:
-        """Whether there is room for two more checkpoints while this one keeps its space.
-
-        On tmpfs that is room in memory too.
-        """
-        with transfer_errors("measuring", retired):
-            size = sum(entry.stat().st_size for entry in retired.iterdir())
-        room = [self._free_bytes()]
-        if linux.file_system_type(retired) == linux.TMPFS:
-            room += [found for found in [available_bytes()] if found is not None]
-        return min(room) >= 2 * size
 
     def _free_bytes(self) -> int:
         with transfer_errors("measuring", self.directory):

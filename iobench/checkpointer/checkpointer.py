@@ -71,7 +71,6 @@ class Checkpointer:
       `on_full="raise"`, and of several ranks with `replicate`
     - `bandwidth_limit`: bytes per second that background saves may write (`"500MiB"`)
     - `lazy`: `save_async` returns before the copy; `before_optimizer_step` waits for it
-    - `reuse_files`: each save writes over the files of the checkpoint that `keep` dropped last
     - `on_event`: called with each Save and what has become of it, from one thread: "copied" (the
       snapshot is complete, nothing is durable), "committed" (durable and visible), "remote"
       (durable in the remote tier, too), "dropped" (or skipped) or "failed". No save
@@ -110,7 +109,6 @@ class Checkpointer:
         budget: int | str | None = None,
         bandwidth_limit: int | str | None = None,
         lazy: bool = False,
-        reuse_files: bool = False,
         on_event: OnEvent | None = None,
         tiers: Sequence[AnyTier] = (),
         placement: Placement | None = None,
@@ -131,7 +129,6 @@ class Checkpointer:
             budget=budget,
             bandwidth_limit=bandwidth_limit,
             lazy=lazy,
-            reuse_files=reuse_files,
             on_event=on_event,
             tiers=tiers,
             placement=placement,

@@ -21,7 +21,7 @@ from iobench.checkpoint.save import OnEvent, Save
 from iobench.checkpoint.schedule import Schedule
 from iobench.checkpoint.serialized import SafetensorsFormat, Serializer
 from iobench.checkpoint.slots import SlotPool
-from iobench.checkpoint.store import CheckpointStore, reusing_files, store_at
+from iobench.checkpoint.store import CheckpointStore, store_at
 from iobench.checkpointer.restoring import Restoring
 from iobench.checkpointer.saving import Contents
 from iobench.errors import OptionError, UsageError
@@ -53,7 +53,6 @@ _TYPES: Mapping[str, tuple[tuple[type, ...], str]] = {
     "budget": ((int, str, NoneType), '"16GiB"'),
     "bandwidth_limit": ((int, str, NoneType), '"500MiB"'),
     "lazy": ((bool,), "True"),
-    "reuse_files": ((bool,), "True"),
     "replicate": ((Partner, NoneType), "iobench.Partner()"),
 }
 """Types of options, and an example. A bool is not a number here."""
@@ -72,7 +71,6 @@ class CheckpointerOptions:
     budget: int | str | None
     bandwidth_limit: int | str | None
     lazy: bool
-    reuse_files: bool
     on_event: OnEvent | None
     tiers: Sequence[AnyTier]
     placement: Placement | None
@@ -210,7 +208,7 @@ class Opening:
         """
         options, ranks, location = self.options, self.ranks, self.options.location
         given, writer = options.given, options.own_writer
-        self.store = reusing_files(self._store_at(location), options.reuse_files)
+        self.store = self._store_at(location)
         self.restoring = Restoring(
             ranks=ranks,
             store=self.store,

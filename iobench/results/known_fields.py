@@ -50,7 +50,7 @@ written_bytes
 _OPTIONS = """
 addressing_style backend block_size buffer checksum concurrency connect_timeout_s crc direct
 endpoint_url fallocate files intra_op_parallelism iodepth max_attempts max_pool method part_size
-paths queue_depth read_soon read_timeout_s reuse_files rings shards single_submit small_size
+paths queue_depth read_soon read_timeout_s rings shards single_submit small_size
 thread_count threads uring verify_tls
 """
 _FACTS = frozenset(f"{_OF_MACHINES} {_OF_STORAGE} {_OF_PLANS} {_OF_JOURNALS} {_OPTIONS}".split())

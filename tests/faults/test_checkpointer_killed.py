@@ -36,7 +36,6 @@ def train(directory, mode, size):
         keep=KeepLast(2),
         lazy="lazy" in mode,
         budget="64KiB" if "budget" in mode else None,
-        reuse_files=mode == "reuse",
         slots=3,
     )
     step = (ckpt.latest() or 0)
@@ -47,7 +46,7 @@ def train(directory, mode, size):
         ckpt.before_optimizer_step()
         state["w"].add_(1)
         state["step"] = step
-        save = (ckpt.save if mode in ("sync", "reuse") else ckpt.save_async)(state, step)
+        save = (ckpt.save if mode == "sync" else ckpt.save_async)(state, step)
         known = max((s.step for s in ckpt.saves if s.status == "committed"), default=0)
         if known > reported:
             reported = known
@@ -72,7 +71,7 @@ def trainers() -> Iterator[Preloaded]:
         yield started
 
 
-@pytest.mark.parametrize("mode", ["async", "lazy", "sync", "reuse", "budget", "lazy-budget"])
+@pytest.mark.parametrize("mode", ["async", "lazy", "sync", "budget", "lazy-budget"])
 def test_killed(mode: str, trainers: Preloaded, tmp_path: Path) -> None:
     """`load` returns the newest complete checkpoint, and no reported checkpoint is lost."""
     moments = random.Random(mode)

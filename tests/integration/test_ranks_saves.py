@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -173,16 +172,6 @@ def test_states_that_do_not_fit_together(
         assert message in error
         assert later == ""
     assert rank_saves.leftovers(str(tmp_path)) == []
-
-
-def test_ranks_reuse_the_files_of_a_dropped_checkpoint(pool: FirstRanks) -> None:
-    """Each rank writes over its own file of the checkpoint before the last; the state is right."""
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as made:
-        for inodes in pool.call(rank_saves.reused, made):
-            assert inodes[:2] == inodes[2:]
-            assert inodes[0] != inodes[1]
-        assert iobench.load_checkpoint(made)["epoch"] == 5 + 4
-        assert rank_saves.leftovers(made) == []
 
 
 def test_damage_in_the_part_of_one_rank(pool: FirstRanks, tmp_path: Path) -> None:

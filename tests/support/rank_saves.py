@@ -31,7 +31,7 @@ from tests.support.rank_states import digest, state_of
 __all__ = [
     *("auto_schedule", "broken_job", "changing", "failing", "full_disk", "gated", "held_lock"),
     *("kept", "lazy", "leftovers", "like_a_device", "loads", "node_local", "opens", "prepared"),
-    *("refused", "replicated_budget", "reused", "saves", "streamed", "subclassed"),
+    *("refused", "replicated_budget", "saves", "streamed", "subclassed"),
     "without_memory",
 ]
 
@@ -345,18 +345,6 @@ def kept(size: int, directory: str) -> list[Any]:
         with mock.patch.object(ckpt._store, "steps", **blind):
             found.append(ckpt.latest())
         return [*found, ckpt.steps(), sorted(ckpt.load()["model"])[:2]]
-
-
-def reused(size: int, directory: str) -> list[int]:
-    """Save with `reuse_files`; return the inode of this rank's file in each checkpoint."""
-    rank, inodes = in_world(size).rank, []
-    with _checkpointer(size, directory, keep=iobench.KeepLast(1), reuse_files=True) as ckpt:
-        for step in range(1, 5):
-            how = ckpt.save if step % 2 else ckpt.save_async
-            how(state_of(rank, size, "rows", seed=step), step)
-            ckpt.wait()
-            inodes.append(Path(directory, f"step-{step}", f"__{rank}_0.distcp").stat().st_ino)
-    return inodes
 
 
 def lazy(size: int, directory: str) -> list[Any]:

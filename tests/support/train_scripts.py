@@ -15,7 +15,7 @@ from iobench.ranks import control
 from iobench.ranks.restore_plan import RestoreMode
 from iobench.ranks.world import World
 
-__all__ = ["check", "made", "newest_checked", "say", "trains", "trains_reusing"]
+__all__ = ["check", "made", "newest_checked", "say", "trains"]
 
 _SIZE = 20_000
 _SILENT_S = 2.0
@@ -71,7 +71,6 @@ def trains(
     pause_s: float = 0.0,
     how: str = "async",
     restore_mode: RestoreMode = "auto",
-    reuse_files: bool = False,
 ) -> None:
     """Load the newest checkpoint and save some more; exit with 3 after a RankError.
 
@@ -91,7 +90,6 @@ def trains(
             directory,
             keep=KeepLast(2),
             writer="odirect",
-            reuse_files=reuse_files,
         ) as ckpt:
             say("open")
             step = ckpt.latest()
@@ -109,11 +107,6 @@ def trains(
         say(f"lost {list(error.ranks)} {error}")
         raise SystemExit(3) from None
     say("done")
-
-
-def trains_reusing(directory: str, saves: int) -> None:
-    """Like `trains`; each save writes over the files of the checkpoint that was dropped last."""
-    trains(directory, saves, reuse_files=True)
 
 
 def _train(ckpt: Checkpointer, step: int, rank: int, saves: int, pause_s: float, how: str) -> None:

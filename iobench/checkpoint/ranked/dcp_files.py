@@ -53,7 +53,6 @@ from iobench.ranks.world import World
 from iobench.writers.base import Writer
 from iobench.writers.blocks.workers import map_in_workers
 from iobench.writers.image import Bytes, FileImage
-from iobench.writers.local.new_file import reusing
 from iobench.writers.transfer import Transfer
 
 __all__ = ["FORMAT", "INDEX", "METADATA", "DcpFormat", "Indexer", "merged"]
@@ -271,10 +270,10 @@ class DcpFormat:
         if offer is not None and memory is not None:
             record = record_of(image, pieces)  # first: a replica needs it too
             offer.make(image, part(record))
-            transfer = self._write(save, image, image, target)
+            transfer = self._write(save, image, target)
         else:
             with recorded(image, Pieces(pieces), by_block=target.by_block) as recording:
-                transfer = self._write(save, image, recording.image, target)
+                transfer = self._write(save, recording.image, target)
             record = recording.record
         whole_part = part(record)
         if self.participant is not None:
@@ -285,11 +284,10 @@ class DcpFormat:
         checksum = xxhash.xxh3_64_hexdigest(text)
         return Written(transfer=transfer, file=image, checksum=checksum)
 
-    def _write(self, save: Save, image: FileImage, sent: FileImage, target: PartTarget) -> Transfer:
+    def _write(self, save: Save, sent: FileImage, target: PartTarget) -> Transfer:
         # Each rank syncs the directory too: on a file system of several nodes, the sync of rank 0
         # need not make the names durable that others made.
-        with reusing(target.directory, target.spare, image.path):
-            return target.check(save, target.writer.write(target.limited(sent), target.directory))
+        return target.check(save, target.writer.write(target.limited(sent), target.directory))
 
     def publish(
         self,

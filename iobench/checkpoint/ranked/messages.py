@@ -65,8 +65,7 @@ class Order(NamedTuple):
 
     `remote`: its directory is in the remote tier, where each rank may write for `limit_s`. `failed`
     has the errors of ranks: the save has failed before it had a directory. `gone` are the numbers
-    of saves that are dropped. `spare` is a directory with files of an earlier checkpoint, whose
-    space the new ones take over.
+    of saves that are dropped.
     """
 
     number: int
@@ -77,7 +76,6 @@ class Order(NamedTuple):
     limit_s: float | None = None
     failed: Mapping[str, str] = MappingProxyType({})
     gone: Sequence[int] = ()
-    spare: str = ""
 
     @property
     def attempt(self) -> str:

@@ -24,7 +24,6 @@ from iobench.testing import Check, content
 from iobench.writers import gds
 from iobench.writers.gds import GdsWriter
 from iobench.writers.image import FileImage
-from iobench.writers.local.new_file import reusing
 from iobench.writers.odirect import ODirectWriter
 from iobench.writers.transfer import Fallback
 
@@ -237,18 +236,6 @@ def test_no_driver(device: FakeDevice, monkeypatch: pytest.MonkeyPatch, tmp_path
     with pytest.raises(UnavailableError, match="NVFS_DRIVER_ERROR"):
         GdsWriter().write(FileImage.of("f", [device.upload(content(10))]), tmp_path)
     assert not list(tmp_path.iterdir())
-
-
-def test_a_file_that_is_reused(played: FakeCuFile, device: FakeDevice, tmp_path: Path) -> None:
-    """cuFile gets a descriptor of its own: it refuses the flags of the other one."""
-    _require_direct(tmp_path)
-    writer, data = GdsWriter(block_size="64KiB"), content(100_000)
-    (tmp_path / "old").mkdir()
-    writer.write(FileImage.of("f", [device.upload(content(100_000, 1))]), tmp_path / "old")
-    with reusing(tmp_path, tmp_path / "old", "f"):
-        moved = writer.write(FileImage.of("f", [device.upload(data)]), tmp_path)
-    assert moved.fallbacks == ()
-    assert (tmp_path / "f").read_bytes() == data.tobytes()
 
 
 def test_a_forked_child(played: FakeCuFile, device: FakeDevice, tmp_path: Path) -> None:
