@@ -9,7 +9,6 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -28,7 +27,7 @@ from iobench.writers.image import Bytes, FileImage, WrappedImage
 from iobench.writers.transfer import Meter, Transfer
 
 __all__ = [
-    *("PieceDigests", "Recording", "compared", "read_compared", "read_file"),
+    *("PieceDigests", "compared", "read_compared", "read_file"),
     *("record_of", "recorded"),
 ]
 
@@ -138,22 +137,11 @@ _SMALL = 64 * KIB
 """The largest piece that is left to the copies of the writer."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Recording:
-    """Write `image`; after that, `digests` has the checksums."""
-
-    image: FileImage
-    digests: PieceDigests
-
-    @property
-    def record(self) -> FileRecord:
-        """The record of the file, after the body."""
-        return self.digests.record()
-
-
 @contextmanager
-def recorded(image: FileImage, pieces: Pieces, *, by_block: bool) -> Iterator[Recording]:
-    """Compute the checksums of `image` while the body writes `Recording.image`.
+def recorded(
+    image: FileImage, pieces: Pieces, *, by_block: bool
+) -> Iterator[tuple[FileImage, PieceDigests]]:
+    """Compute the checksums of `image` while the body writes the image that is yielded with them.
 
     A thread computes them: it reads the image's memory, and it has ended after the body, also after
     Ctrl-C. With `by_block`, for a writer that copies to blocks, it leaves small pieces to these
@@ -168,7 +156,9 @@ def recorded(image: FileImage, pieces: Pieces, *, by_block: bool) -> Iterator[Re
         yield from _recorded(image, PieceDigests(on_host, pieces), by_block=by_block)
 
 
-def _recorded(image: FileImage, digests: PieceDigests, *, by_block: bool) -> Iterator[Recording]:
+def _recorded(
+    image: FileImage, digests: PieceDigests, *, by_block: bool
+) -> Iterator[tuple[FileImage, PieceDigests]]:
     streamed = image if isinstance(image, StreamedImage) else None
     at_once = streamed is not None or image.on_device or image.in_one_piece(0, image.size_bytes)
     by_block = by_block and not at_once
@@ -181,7 +171,7 @@ def _recorded(image: FileImage, digests: PieceDigests, *, by_block: bool) -> Ite
     sent = _RecordedImage(image, _digests=digests, _compute=all_of_them) if by_block else image
     try:
         channel.submit(Lease((digests, above, streamed)))
-        yield Recording(image=sent, digests=digests)
+        yield sent, digests
         channel.drain()
         if streamed is not None:
             streamed.written()

@@ -56,6 +56,15 @@ _BEGIN = "the begin of a save"
 C = TypeVar("C", bound=SavedContent)
 
 
+class _Job(NamedTuple, Generic[C]):
+    """What this rank writes, and how. The tensors are in `memory`, or else in the trainer's own."""
+
+    save: Save
+    content: C
+    memory: Bytes | None
+    target: PartTarget
+
+
 class _Own(NamedTuple):
     """The vote of this rank, why it failed, and what it has written otherwise."""
 
@@ -113,11 +122,9 @@ class Committer(Generic[C]):
             writer=self.writer,
             rate_bytes_per_s=self.rate_bytes_per_s if limited else None,
         )
+        job = _Job(save, content, memory, target)
         try:
-            if self.ledger is not None:
-                committed = self._lead(self.ledger, save, content, memory, target)
-            else:
-                committed = self._follow(save, content, memory, target)
+            committed = self._follow(job) if self.ledger is None else self._lead(self.ledger, job)
         finally:
             if self.participant is not None:
                 self.participant.ended(save)
@@ -131,9 +138,8 @@ class Committer(Generic[C]):
             self._order = Order(**found)
         return self._order
 
-    def _lead(
-        self, ledger: Ledger, save: Save, content: C, memory: Bytes | None, target: PartTarget
-    ) -> Committed:
+    def _lead(self, ledger: Ledger, job: _Job[C]) -> Committed:
+        save, content = job.save, job.content
         order = Order(content.number, save.step, gone=self.gone())
         try:
             self._check(save)
@@ -146,7 +152,7 @@ class Committer(Generic[C]):
             raise
         committed: Committed | None = None
         while place is not None:
-            committed, place = self._attempt(place, save, content, memory, order, target)
+            committed, place = self._attempt(place, job, order)
             order = order._replace(gone=())
         assert committed is not None
         return committed
@@ -160,16 +166,10 @@ class Committer(Generic[C]):
             raise save.error
 
     def _attempt(
-        self,
-        place: Place,
-        save: Save,
-        content: C,
-        memory: Bytes | None,
-        order: Order,
-        target: PartTarget,
+        self, place: Place, job: _Job[C], order: Order
     ) -> tuple[Committed | None, Place | None]:
         """Write the checkpoint at `place`. Return what this rank wrote, or the next place."""
-        announced = False
+        save, announced = job.save, False
         try:
             with place.staged(save, order.serial) as staged:
                 order = order._replace(
@@ -179,15 +179,15 @@ class Committer(Generic[C]):
                 )
                 announced = True
                 self.control.broadcast(_NEXT, order.to_json(), deadline_s=self.deadline_s)
-                own = self._part(save, content, memory, order, target)
+                own = self._part(job, order)
                 votes = self._votes(own, order)
                 made = partial(self._manifest, save, order, place)
                 manifest = self.format.publish(
-                    save, content, own.written, staged, votes, made, place
+                    save, job.content, own.written, staged, votes, made, place
                 )
                 save.status = "committed"
                 place.committed(save, manifest)
-            probe = 0 if memory is None else place.probe_bytes(self.control.world.size)
+            probe = 0 if job.memory is None else place.probe_bytes(self.control.world.size)
         except RankError:  # of a call: every rank knows
             raise
         except BaseException as failure:
@@ -204,7 +204,7 @@ class Committer(Generic[C]):
             raise
         self._end(order, Ending(probe=probe))
         if probe:
-            self._probe(probe, memory, target)
+            self._probe(probe, job)
         alone = self.control.world.size == 1
         return Committed(order.serial, own.written.file, manifest if alone else None), None
 
@@ -244,7 +244,7 @@ class Committer(Generic[C]):
         if isinstance(failure, Exception):
             raise self._error(_commit_phase(order.step), failed) from failure
 
-    def _probe(self, share: int, memory: Bytes | None, target: PartTarget) -> None:
+    def _probe(self, share: int, job: _Job[C]) -> None:
         """Measure the local tier: every rank writes a part of its snapshot there, and removes it.
 
         The time is that of the slowest rank.
@@ -252,9 +252,9 @@ class Committer(Generic[C]):
         assert self.tier is not None
         began_s = time.monotonic()
         # A rank without a snapshot, because of its budget, writes nothing.
-        part, failed = np.empty(0, dtype=np.uint8) if memory is None else memory[:share], ""
+        part, failed = np.empty(0, dtype=np.uint8) if job.memory is None else job.memory[:share], ""
         try:
-            self.tier.probe(target, part)
+            self.tier.probe(job.target, part)
         except IobenchError as error:
             failed = shown(error)
         every = self.control.gather("probe", [len(part), failed], deadline_s=self.deadline_s)
@@ -271,16 +271,14 @@ class Committer(Generic[C]):
         ]
         return RankError("; ".join(texts), ranks=ranks)
 
-    def _follow(
-        self, save: Save, content: C, memory: Bytes | None, target: PartTarget
-    ) -> Committed:
-        order = self.announced()
-        assert order.number == content.number  # see Turns
+    def _follow(self, job: _Job[C]) -> Committed:
+        save, order = job.save, self.announced()
+        assert order.number == job.content.number  # see Turns
         self._order = None
         if order.failed:
             raise self._error(_BEGIN, order.failed)
         save.status = "writing"
-        own = self._part(save, content, memory, order, target)
+        own = self._part(job, order)
         self._cast(order, own.vote)
         phase = _commit_phase(order.step)
         ending = Ending(**self.control.broadcast(phase, deadline_s=self.deadline_s))
@@ -288,12 +286,12 @@ class Committer(Generic[C]):
             error = self._error(phase, ending.failed)
             self._discard(order, error)
             if ending.again:
-                return self._follow(save, content, memory, target)
+                return self._follow(job)
             raise error from own.failure
         if self.tier is not None:
             self.tier.followed(save, order.serial, direct=order.remote)
         if ending.probe:
-            self._probe(ending.probe, memory, target)
+            self._probe(ending.probe, job)
         return Committed(order.serial, own.written.file)
 
     def _votes(self, own: _Own, order: Order) -> list[str]:
@@ -316,17 +314,16 @@ class Committer(Generic[C]):
         phase = f"vote on step {order.step}"
         return self.control.gather(phase, vote, deadline_s=self.deadline_s)
 
-    def _part(
-        self, save: Save, content: C, memory: Bytes | None, order: Order, target: PartTarget
-    ) -> _Own:
+    def _part(self, job: _Job[C], order: Order) -> _Own:
         """Write the files of this rank."""
+        save = job.save
         waits = nullcontext() if self.tier is None else self.tier.saving()
         offering = nullcontext() if self.offering is None else self.offering(order, save)
         try:
             with waits, offering as offer:
                 self._check(save)
-                with self._target(order, target) as here:
-                    written = self.format.write(save, content, memory, here, offer)
+                with self._target(order, job.target) as here:
+                    written = self.format.write(save, job.content, job.memory, here, offer)
                 save.transfer = written.transfer
         except BaseException as failure:  # noqa: BLE001 -- raised when the others know
             of_place = isinstance(failure, IobenchError) and save.error is None

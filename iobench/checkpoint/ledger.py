@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Mapping
 from iobench.checkpoint.manifest import Manifest
 from iobench.checkpoint.retention import Retention, in_save_order, outlines
 from iobench.checkpoint.save import Save
-from iobench.checkpoint.staged import warn_of
 from iobench.checkpoint.store import CheckpointStore
 from iobench.errors import UsageError
+from iobench.writers.removal import warn_of
 
 __all__ = ["Ledger"]
 

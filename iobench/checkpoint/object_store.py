@@ -16,10 +16,10 @@ from functools import partial
 from typing import Self
 
 from iobench.checkpoint.manifest import MANIFEST, Manifest, name_of
-from iobench.checkpoint.staged import Backlog, remove_all, warn_of
 from iobench.errors import DataMismatchError, IobenchError, TargetError, TransferError
 from iobench.writers.base import StoredObjects, Writer
 from iobench.writers.image import FileImage
+from iobench.writers.removal import Backlog, remove_all, warn_of
 from iobench.writers.s3 import S3Writer
 from iobench.writers.s3_store.target import S3Target
 from iobench.writers.s3_store.upload import leaves_failed

@@ -343,10 +343,7 @@ class Persister(Generic[T]):
     def _write(self, snapshot: Snapshot[T]) -> None:
         turns = self._turns
         try:
-            if turns is None:
-                self._persist(snapshot)
-            elif turns.leads:
-                turns.begin(snapshot.number)
+            if turns is None or turns.leads:
                 self._persist(snapshot)
             else:
                 self._follow(turns, snapshot)
@@ -381,8 +378,8 @@ class Persister(Generic[T]):
                 snapshot.save.status = "dropped"
             else:
                 snapshot.save.fail(failure)
-        if self._turns is not None:
-            self._turns.ended(snapshot.number)
+            if self._turns is not None:
+                self._turns.lost(snapshot.number)
         if snapshot.streamed is not None:
             snapshot.streamed.end()
         if snapshot.slot is not None:

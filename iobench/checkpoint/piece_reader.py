@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -13,12 +14,17 @@ import xxhash
 
 from iobench import linux
 from iobench.checkpoint.manifest import FileRecord
-from iobench.checkpoint.stored import StoredPiece
 from iobench.errors import DataMismatchError
 from iobench.formats.tensor_slices import GAP_BYTES, room_for
 from iobench.ranks.control import Control
-from iobench.ranks.exchange import Progress, Transport, WatchedImage
-from iobench.ranks.restore_mode import HeldBytes, OtherRankError, Reader
+from iobench.ranks.exchange import (
+    HeldBytes,
+    OtherRankError,
+    Progress,
+    Reader,
+    Transport,
+    WatchedImage,
+)
 from iobench.ranks.restore_plan import Range, RestoreMode
 from iobench.ranks.world import World
 from iobench.units import MIB
@@ -27,11 +33,35 @@ from iobench.writers.image import Bytes, FileImage, Segment
 from iobench.writers.transfer import Transfer
 
 __all__ = [
-    *("AT_ONCE", "Deliver", "HeldFiles", "PieceReader", "piece_reader", "windows"),
+    *("AT_ONCE", "Deliver", "HeldFiles", "PieceReader", "StoredPiece"),
+    *("piece_reader", "pieces_of", "windows"),
 ]
 
 AT_ONCE = 512 * MIB
 """Bytes of the pieces that are read at once."""
+
+
+class StoredPiece(NamedTuple):
+    """The bytes [start, stop) of the file `path`, and their XXH3-64 in hex.
+
+    None in a format without checksums.
+    """
+
+    path: str
+    start: int
+    stop: int
+    xxh3_64: str | None
+    name: str
+
+
+def pieces_of(file: FileRecord) -> list[StoredPiece]:
+    """Return the pieces of a file, in order."""
+    ends = itertools.accumulate(piece.size_bytes for piece in file.pieces)
+    return [
+        StoredPiece(file.path, end - piece.size_bytes, end, piece.xxh3_64, piece.name)
+        for piece, end in zip(file.pieces, ends, strict=True)
+    ]
+
 
 Deliver = Callable[[StoredPiece, Bytes], bool]
 """Takes the bytes of a piece, whose checksum is right, in a thread of the reader.

@@ -173,14 +173,10 @@ class Written:
     others: tuple[FileRecord, ...] = ()
 
 
-class PartOffer(Protocol):
-    """Takes the bytes of a rank's part before they are written, for a replica of them."""
+PartOffer = Callable[[FileImage, Part, str | None], None]
+"""Takes the bytes of a rank's part, a snapshot, before they are written, for a replica of them.
 
-    table: str | None
-    """In rank 0: the part of the index that has the tensors of all ranks, as JSON."""
-
-    def make(self, image: FileImage, part: Part) -> None:
-        """Offer the bytes, which are a snapshot."""
+In rank 0 also the part of the index that has the tensors of all ranks, as JSON."""
 
 
 class Format(Protocol[_C]):

@@ -11,12 +11,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, Protocol
 
-from iobench.checkpoint.any_format import paths_elsewhere, read_any
 from iobench.checkpoint.manifest import Manifest
 from iobench.checkpoint.piece_reader import PieceReader
 from iobench.checkpoint.ranked.structure import StatePath
 from iobench.checkpoint.retention import by_age, damage_of, readable_manifest
 from iobench.checkpoint.store import Checkpoints, store_at
+from iobench.checkpoint.stored import paths_elsewhere, read_any
 from iobench.errors import (
     DataMismatchError,
     OptionError,
@@ -200,7 +200,8 @@ def restore(
     changes = 0
     while left:
         candidate, *others = left
-        found = _from_copies(candidates, candidate, read, reader, offload, ranks)
+        attempt = partial(_from_copy, candidates, candidate, read, reader, offload, ranks)
+        found = _from_copies(candidates, candidate, attempt)
         if found.restored is not None:
             state, transfer = found.restored
             sources = candidates.sources(candidate)
@@ -299,15 +300,8 @@ class _Outcome(NamedTuple):
         return [str(self.problem), isinstance(self.problem, DataMismatchError), saved]
 
 
-def _from_copies(
-    candidates: Candidates,
-    step: int,
-    read: Callable[..., tuple[Any, Transfer]],
-    new_reader: Callable[[], PieceReader],
-    offload: Callable[[Manifest], None] | None,
-    ranks: JobRanks,
-) -> _Outcome:
-    """Restore a checkpoint from the nearest copy that can be read.
+def _from_copies(candidates: Candidates, step: int, attempt: Callable[[], _Outcome]) -> _Outcome:
+    """Restore a checkpoint from the nearest copy that can be read, by an `attempt` of each.
 
     Otherwise the outcome has the problem of the nearest copy, with those of the others as notes.
     Raises it if it is not damage.
@@ -315,7 +309,7 @@ def _from_copies(
     first: Exception | None = None
     while True:
         where = candidates.locate(step)
-        outcome = _from_copy(candidates, step, read, new_reader, offload, ranks)
+        outcome = attempt()
         if outcome.problem is None:
             return outcome
         if first is None:

@@ -13,11 +13,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from iobench.checkpoint.any_format import WantedTensor
 from iobench.checkpoint.manifest import FileRecord
-from iobench.checkpoint.piece_reader import AT_ONCE, PieceReader, piece_reader, windows
+from iobench.checkpoint.piece_reader import AT_ONCE, PieceReader, StoredPiece, piece_reader, windows
 from iobench.checkpoint.ranked.structure import local_box
-from iobench.checkpoint.stored import StoredPiece, empty_local, is_sharded
+from iobench.checkpoint.stored import WantedTensor, empty_local, is_sharded
 from iobench.errors import DataMismatchError, StateMismatchError, TargetError, transfer_errors
 from iobench.formats.safetensors_file import SafetensorsFile, TensorInFile
 from iobench.formats.tensor_slices import GAP_BYTES, CutPart, Span, rows_of, spans

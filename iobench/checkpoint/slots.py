@@ -23,6 +23,8 @@ __all__ = ["Slot", "SlotPool"]
 
 SlotT = TypeVar("SlotT", bound="Slot")
 
+_REMEDY = "use fewer slots, or save() in place of save_async()"
+
 
 class Slot:
     """Memory for one snapshot, in the layout of the file. The copy into it makes its pages.
@@ -173,8 +175,7 @@ class SlotPool:
         available = available_bytes()
         if available is not None and needed - self.size_bytes > available:
             raise StateError(
-                f"{needs} of host memory, {format_size(available)} are available; use fewer "
-                "slots, or save() in place of save_async()"
+                f"{needs} of host memory, {format_size(available)} are available; {_REMEDY}"
             )
         self._size, self._begin = size, begin
         return count
@@ -228,8 +229,7 @@ class SlotPool:
         if available is not None and needed > available:
             raise StateError(
                 f"one more slot needs {format_size(needed)} of host memory, "
-                f"{format_size(available)} are available; use fewer slots, or save() in place of "
-                "save_async()"
+                f"{format_size(available)} are available; {_REMEDY}"
             )
         slot.hold(self._size, pinned=pinned)
 

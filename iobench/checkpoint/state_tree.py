@@ -4,13 +4,13 @@
 safetensors file the leaves. A state has nested dicts, lists, tuples, numbers, strings, None, torch
 tensors and numpy arrays. A value without a JSON type becomes an object whose first key begins
 with `$`: `{"$tensor": "model.weight"}`, `{"$tuple": [...]}`, `{"$dict": [[key, value], ...]}`,
-`{"$tensors": ["model.", "weight", "bias"]}`.
-`rebuild` is the way back.
+`{"$tensors": ["model.", "weight", "bias"]}`. `unflatten` is the way back.
 """
 
 from __future__ import annotations
 
 import base64
+import json
 import math
 import operator
 import re
@@ -20,32 +20,178 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from operator import itemgetter
-from typing import Any
+from typing import Any, Protocol
 
+import msgspec
 import numpy as np
 import torch
 
 from iobench.checkpoint.aliases import Leaf, View, share
 from iobench.checkpoint.per_rank import PerRank, SavedPerRank
-from iobench.checkpoint.tree_spec import (
-    TENSOR,
-    ArraySpec,
-    Collected,
-    DictSpec,
-    PerRankSpec,
-    PlainSpec,
-    SequenceSpec,
-    TreeSpec,
-    array_bytes,
-    comparable_keys,
-    json_text,
-    quick_json_text,
-)
 from iobench.errors import DataMismatchError, StateError
 from iobench.formats.tensor_layouts import TensorLayouts, all_plain, are_strided
 from iobench.formats.tensors import dtype_name, resolved, torch_dtype
+from iobench.writers.image import Bytes
 
-__all__ = ["FlatState", "PlainValue", "Share", "Template", "flatten", "readable", "unflatten"]
+__all__ = [
+    *("Collected", "FlatState", "PlainValue", "Share", "Template"),
+    *("flatten", "json_text", "parsed", "readable", "unflatten"),
+]
+
+json_text = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+"""Returns the JSON of an encoded value, without spaces."""
+
+
+def quick_json_text(value: Any) -> str:
+    """Return other JSON of an encoded value than `json_text`, in a tenth of the time.
+
+    Other versions of msgspec may format numbers differently, so texts must not be compared.
+    """
+    try:
+        return msgspec.json.encode(value).decode()
+    except UnicodeEncodeError:  # half of a surrogate pair
+        return json_text(value)
+
+
+def parsed(text: bytes | str, kind: Any = Any) -> Any:
+    """Return the value of the type `kind` in JSON that a save has written."""
+    with suppress(ValueError, RecursionError):  # such as half of a surrogate pair
+        return msgspec.json.decode(text, type=kind)  # in half of the time of `json`
+    return msgspec.convert(json.loads(text), kind)
+
+
+_KEYS = {str, int, bool, bytes, type(None)}
+
+
+def comparable_keys(keys: Any) -> bool:
+    """Whether equal keys of equal types are the same: not so for 0.0 and -0.0, nor in tuples."""
+    return set(map(type, keys)) <= _KEYS
+
+
+@dataclass(kw_only=True)
+class Collected:
+    """What `match` found in a state: `texts` are the plain values as JSON, by number.
+
+    `encode` returns the JSON of a plain value at a path; None if there is a tensor or array in it.
+    """
+
+    encode: Callable[[Any, tuple[Any, ...]], str | None]
+    tensors: list[torch.Tensor] = field(default_factory=list)
+    arrays: list[Bytes] = field(default_factory=list)
+    texts: dict[int, str] = field(default_factory=dict)
+
+
+class TreeSpec(Protocol):
+    """The containers of a part of a state and the kinds of its values, of any later state.
+
+    Types of containers, keys with their types and order, and which values are tensors or arrays
+    must be the same. Plain values may differ: they are encoded again.
+    """
+
+    def match(self, value: Any, found: Collected) -> bool:
+        """Collect the parts of `value` in order; return whether it has the same structure."""
+
+
+class _TensorSpec:
+    def match(self, value: Any, found: Collected) -> bool:
+        found.tensors.append(value)
+        return type(value) is torch.Tensor or all_plain([value])
+
+
+TENSOR = _TensorSpec()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ArraySpec:
+    """A numpy array."""
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+
+    def match(self, value: Any, found: Collected) -> bool:
+        if type(value) is not np.ndarray or value.dtype != self.dtype or value.shape != self.shape:
+            return False
+        found.arrays.append(array_bytes(value))
+        return True
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlainSpec:
+    """A value without tensors and arrays, in a container that has some."""
+
+    number: int
+    path: tuple[Any, ...]
+
+    def match(self, value: Any, found: Collected) -> bool:
+        text = found.encode(value, self.path)
+        if text is None:
+            return False
+        found.texts[self.number] = text
+        return True
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PerRankSpec:
+    """A PerRank, which may have no tensor or array in it."""
+
+    child: TreeSpec
+
+    def match(self, value: Any, found: Collected) -> bool:
+        return type(value) is PerRank and self.child.match(value.value, found)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SequenceSpec:
+    """A list, tuple or torch.Size."""
+
+    kind: type
+    children: list[TreeSpec]
+
+    def match(self, value: Any, found: Collected) -> bool:
+        if not isinstance(value, list | tuple) or type(value) is not self.kind:
+            return False
+        if len(value) != len(self.children):
+            return False
+        return all(child.match(one, found) for child, one in zip(self.children, value, strict=True))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DictSpec:
+    """A dict or OrderedDict. `attributes` are those of an OrderedDict, if it has some.
+
+    `children` is empty if all values are tensors.
+    """
+
+    kind: type
+    keys: list[Any]
+    key_kinds: list[type]
+    children: list[TreeSpec]
+    attributes: TreeSpec | None
+
+    def match(self, value: Any, found: Collected) -> bool:
+        if not isinstance(value, dict) or type(value) is not self.kind:
+            return False
+        if list(map(type, value)) != self.key_kinds or list(value) != self.keys:
+            return False
+        values = value.values()
+        if not self.children:
+            found.tensors.extend(values)
+            if not all_plain(values):
+                return False
+        elif not all(
+            child.match(one, found) for child, one in zip(self.children, values, strict=True)
+        ):
+            return False
+        attributes: dict[str, Any] = getattr(value, "__dict__", {})
+        if self.attributes is None or not attributes:
+            return self.attributes is None and not attributes
+        return self.attributes.match(dict(attributes), found)
+
+
+def array_bytes(array: np.ndarray[Any, Any]) -> Bytes:
+    """Return the bytes of an array, in place if it is contiguous."""
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
 
 PlainValue = tuple[Any, Any]
 """A container of the skeleton, and the key or index of a plain value in it."""

@@ -16,21 +16,17 @@ from iobench.checkpoint.manifest import MANIFEST, Manifest, name_of, step_of
 from iobench.checkpoint.staged import (
     REPLACED_SUFFIX,
     STAGING_SUFFIX,
-    Backlog,
-    DirectoryLock,
     Staged,
     StagedCheckpoint,
-    lock_directory,
     put_back,
-    remove_all,
-    remove_entry,
-    warn_of,
 )
 from iobench.errors import IobenchError, TargetError, transfer_errors
 from iobench.regular_file import read_regular
 from iobench.writers.base import Writer
 from iobench.writers.blocks import interpreter_end
+from iobench.writers.local.directory_lock import DirectoryLock, lock_directory
 from iobench.writers.local.new_file import PART_SUFFIX, sync_directory
+from iobench.writers.removal import Backlog, remove_all, remove_entry, warn_of
 from iobench.writers.s3_store.target import is_s3
 
 __all__ = [

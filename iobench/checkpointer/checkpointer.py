@@ -371,7 +371,8 @@ class Checkpointer:
         self._check_usable()
         if self._exports is not None:
             save = next((one for one in reversed(self.saves) if one.step == step), None)
-            self._exports.begin(step, save, self._store.locate(step), out, **options)
+            source = self._store.locate(step)
+            self._exports.begin(step, save, partial(_export, source, out, options))
 
     def remove(self, step: int) -> None:
         """Remove the checkpoint `step` from all tiers. Waits for saves first.
@@ -478,27 +479,16 @@ class _Exports:
         )
         self._channel = channel
 
-    def begin(
-        self, step: int, save: Save | None, source: str | Path, out: str | Path, **options: Any
-    ) -> None:
-        """Export the checkpoint `step` at `source` when `save` is committed; keep it until then."""
+    def begin(self, step: int, save: Save | None, export: Callable[[], None]) -> None:
+        """Call `export` of the checkpoint `step` when `save` is committed; keep it until then."""
         self._ledger.hold(step)
-        self._channel.submit(Lease(partial(self._export, step, save, source, out, options)))
+        self._channel.submit(Lease(partial(self._run, step, save, export)))
 
-    def _export(
-        self,
-        step: int,
-        save: Save | None,
-        source: str | Path,
-        out: str | Path,
-        options: dict[str, Any],
-    ) -> None:
-        from iobench.exports.export import export  # here: it takes time to import
-
+    def _run(self, step: int, save: Save | None, export: Callable[[], None]) -> None:
         try:
             if save is not None and save.wait() and save.status != "committed":
                 raise UsageError(f"step {step} is {save.status}, so it is not exported")
-            export(source, out, world="alone", **options)
+            export()
         except BaseException as error:  # noqa: BLE001 -- raised in the trainer's thread
             self._persister.fail_export(step, error)
         finally:
@@ -507,6 +497,12 @@ class _Exports:
     def finish(self) -> None:
         """Wait for all exports; the persister raises what failed."""
         self._channel.drain(despite_failure=True)
+
+
+def _export(source: str | Path, out: str | Path, options: dict[str, Any]) -> None:
+    from iobench.exports.export import export  # here: it takes time to import
+
+    export(source, out, world="alone", **options)
 
 
 def _nothing() -> None:

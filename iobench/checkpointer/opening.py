@@ -221,7 +221,9 @@ class Opening:
         keep = users if self.tier is None else self.tier.keeping(users)
         try:
             if given is not None and given.memories:
-                ranks.agreed("memory tiers", partial(self._open_memory, given))
+                snapshots = partial(given.snapshot_memory, ranks.world)
+                self.memory, _ = ranks.together("memory tiers", snapshots, lambda _: None)
+                self.restoring.memory = self.memory
             ranks.agreed(f"opening {location}", partial(self._lead, keep))
             if ranks.many:
                 ranks.agreed(f"looking at {location}", lambda: writer.require(location))
@@ -256,9 +258,6 @@ class Opening:
         self.tier = LocalTier(Path(location), remote, ranks)
         return self.tier
 
-    def _open_memory(self, given: GivenTiers) -> None:
-        self.memory = self.restoring.memory = given.snapshot_memory(self.ranks.world)
-
     def _lead(self, keep: Retention) -> None:
         """Take the location for all ranks, in rank 0."""
         if self.options.participant is not None:
@@ -280,10 +279,10 @@ class Opening:
         if ranks.many:
             from iobench.checkpoint.ranked.dcp_files import DcpFormat
             from iobench.checkpoint.ranked.plan import Planning
-            from iobench.checkpoint.ranked.slice_planner import SlicePlanner
+            from iobench.checkpoint.ranked.slice_planner import CutPlanner
 
             planner = partial(
-                SlicePlanner,
+                CutPlanner,
                 nodes=[node for _, node in places],
                 writers_per_node=self.options.writers_per_node,
             )

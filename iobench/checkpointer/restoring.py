@@ -5,7 +5,7 @@ Rank 0 knows what there is, and tells the others.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, Protocol, cast
@@ -14,7 +14,7 @@ import msgspec
 import torch
 
 from iobench.checkpoint.ledger import Ledger
-from iobench.checkpoint.manifest import Manifest, PinnedGeneration
+from iobench.checkpoint.manifest import PinnedGeneration
 from iobench.checkpoint.piece_reader import HeldFiles, piece_reader
 from iobench.checkpoint.place import RankedParticipant, RemoteCopyOf, SaveParticipant
 from iobench.checkpoint.ranked.plan import data_file
@@ -162,12 +162,13 @@ class Restoring:
             candidates, remote_copy = tiers.candidates(), tiers.remote_copy
         if self.memory is not None:
             candidates = self.memory.candidates(candidates)
+        held = self.participant
         state, loaded = restore(
             candidates,
             step,
             on_corrupt=on_corrupt,
             like=like,
-            offload=self._going_on(remote_copy),
+            offload=None if held is None else partial(held.restore, remote_copy=remote_copy),
         )
         self._own.resumed_from(loaded.step)
         return state, loaded
@@ -176,10 +177,6 @@ class Restoring:
         """Return the checkpoints of the local tier. Rank 0 knows their age."""
         known = self._own.serials() if self.ranks.leads else {}
         return StoredCandidates(self.store, self.writer, known)
-
-    def _going_on(self, remote_copy: RemoteCopyOf | None) -> Callable[[Manifest], None] | None:
-        held = self.participant
-        return None if held is None else partial(held.restore, remote_copy=remote_copy)
 
     def _restore_with(
         self,

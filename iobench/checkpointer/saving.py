@@ -133,7 +133,8 @@ class Saving:
 
     def save(self, state: Any, step: int, began_s: float) -> Save:
         """Write `state`. See Checkpointer.save."""
-        content, save = self._settled_at_once(state, step)
+        asked = self._ask(state, step)
+        content, save = self._settled(asked), asked.save
         try:
             if content.on_cpu:
                 self.committer.commit(save, content)
@@ -144,10 +145,6 @@ class Saving:
             raise
         save.stall_s = time.perf_counter() - began_s
         return save
-
-    def _settled_at_once(self, state: Any, step: int) -> tuple[Any, Save]:
-        asked = self._ask(state, step)
-        return self._settled(asked), asked.save
 
     def _begin_copy(self, state: Any, step: int) -> tuple[Any, Save]:
         """Begin to agree. Return what this rank will write if the plan stays the same.

@@ -13,7 +13,7 @@ import xxhash
 from isal import isal_zlib
 
 from iobench import linux
-from iobench.checkpoint.any_format import disjoint
+from iobench.checkpoint.stored import disjoint
 from iobench.errors import DataMismatchError, UsageError
 from iobench.exports.layouts import ExportTensor
 from iobench.formats.tensors import tensor_bytes, tensor_from_bytes, torch_dtype

@@ -18,13 +18,12 @@ from iobench.checkpoint.ranked.structure import (
     StatePath,
     ValueFiles,
     name_of,
-    parsed_skeleton,
     stock_values,
     tensor_entries,
 )
 from iobench.checkpoint.retention import abandoned_first, in_save_order
 from iobench.checkpoint.serialized import SKELETON, TENSORS
-from iobench.checkpoint.state_tree import readable
+from iobench.checkpoint.state_tree import parsed, readable
 from iobench.checkpoint.stored import one_by_one
 from iobench.errors import DataMismatchError, TransferError, UsageError
 from iobench.formats.tensors import torch_dtype
@@ -190,7 +189,7 @@ def _of_one_process(location: FileTree, inventory: VerifyInventory) -> _Found:
     text = read_file(copy, manifest.file(SKELETON))
     leaves = {tensor.name: tensor for tensor in inventory.tensors}
     with readable(location.path(SKELETON)):
-        skeleton = one_by_one(parsed_skeleton(text.decode()), [])
+        skeleton = one_by_one(parsed(text), [])
         tensors = {
             name_of(path): _Entry(path, _viewed(entry, leaves))
             for path, entry in tensor_entries(skeleton, [0])

@@ -13,8 +13,9 @@ from collections.abc import Collection
 from pathlib import Path
 
 from iobench import linux
-from iobench.checkpoint.staged import LOCK, STAGING_SUFFIX, DirectoryLock, exchange, reraise
+from iobench.checkpoint.staged import STAGING_SUFFIX, exchange, reraise
 from iobench.errors import TargetError, TransferError, UsageError, transfer_errors
+from iobench.writers.local.directory_lock import LOCK, DirectoryLock
 from iobench.writers.local.new_file import (
     copy_owner,
     existing_file,

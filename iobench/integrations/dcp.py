@@ -10,8 +10,8 @@ Stock `FileSystemReader` reads what StorageWriter wrote, and StorageReader reads
 `FileSystemWriter` wrote. With the writer `s3` a path is `s3://bucket/prefix`.
 """
 
-from iobench.checkpoint.ranked.slice_planner import SlicePlanner
 from iobench.integrations.dcp_reader import StorageReader
 from iobench.integrations.dcp_writer import StorageWriter
+from iobench.integrations.slice_planner import SlicePlanner
 
 __all__ = ["SlicePlanner", "StorageReader", "StorageWriter"]

@@ -18,8 +18,7 @@ import torch
 
 from iobench.checkpoint.checksums import read_file
 from iobench.checkpoint.manifest import FileRecord, Manifest, Piece
-from iobench.checkpoint.piece_reader import PieceReader
-from iobench.checkpoint.stored import StoredPiece, pieces_of
+from iobench.checkpoint.piece_reader import PieceReader, StoredPiece, pieces_of
 from iobench.errors import DataMismatchError, TransferError
 from iobench.offload.files import StateFile, file_sizes
 from iobench.offload.layout import BLOCK, ParameterPiece, StateLayout

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from iobench.checkpoint.staged import DirectoryLock, lock_directory
 from iobench.errors import DataMismatchError, TargetError, UsageError
 from iobench.offload.files import (
     LAYOUT,
@@ -45,6 +44,7 @@ from iobench.offload.record import (
     with_pin,
 )
 from iobench.regular_file import read_regular
+from iobench.writers.local.directory_lock import DirectoryLock, lock_directory
 from iobench.writers.local.new_file import sync_directory
 
 if TYPE_CHECKING:

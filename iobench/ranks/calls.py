@@ -18,6 +18,9 @@ PURPOSE = "calls"
 EVERY_RANK = "construct the Checkpointer in every rank, or pass world='alone'"
 """What to do about ranks that never connect."""
 
+BEAT = -1
+"""The number of pings whose answer only says that rank 0 lives."""
+
 CallKind = Literal["all-gather", "gather", "broadcast", "scatter", "barrier"]
 
 Key = tuple[str, int]
@@ -50,12 +53,8 @@ class Acknowledge(FromRank):
     key: Key
 
 
-class Beat(FromRank):
-    """A sign of life."""
-
-
 class Ping(FromRank):
-    """A question for the time of rank 0."""
+    """A sign of life, and a question for the time of rank 0."""
 
     number: int
 
@@ -96,10 +95,6 @@ class Broken(FromHub):
     ranks: list[int]
     message: str
     exit_code: int = RankError.exit_code
-
-
-class Echo(FromHub):
-    """The answer to a Beat."""
 
 
 def json_bytes(value: Any) -> bytes:

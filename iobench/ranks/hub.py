@@ -238,8 +238,6 @@ class Hub:
         match message:
             case calls.Ping():
                 self._send(rank, calls.Pong(message.number, now_s))
-            case calls.Beat():
-                self._send(rank, calls.Echo())
             case calls.Acknowledge():
                 self._acknowledge(rank, message.key)
             case calls.Close():

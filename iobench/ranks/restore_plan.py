@@ -184,11 +184,6 @@ class ReadPlan(NamedTuple):
     reads: list[list[Range]]
     pieces: list[RingPiece]
 
-    @property
-    def read_bytes(self) -> int:
-        """The bytes that all ranks together read from storage."""
-        return sum(part.size_bytes for ranges in self.reads for part in ranges)
-
 
 def merged(ranges: Iterable[Range]) -> list[Range]:
     """Return the same bytes as ranges in file order that neither touch nor overlap."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import weakref
 from collections.abc import Callable
@@ -10,12 +11,12 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from iobench.errors import RankError
-from iobench.ranks.calls import CallKind
+from iobench.ranks.calls import CallKind, json_bytes
 from iobench.ranks.control import Control, shared_control
 from iobench.ranks.world import World
 from iobench.writers.s3_store.target import is_s3
 
-__all__ = ["ALONE", "JobRanks", "begin_together", "together"]
+__all__ = ["ALONE", "JobRanks", "begin_together", "distinct", "together"]
 
 T = TypeVar("T")
 
@@ -78,6 +79,27 @@ def begin_together(
             raise failure from theirs
         raise
     return own, answer
+
+
+def distinct(control: Control, phase: str, work: Callable[[], T], *, deadline_s: float) -> list[T]:
+    """Return the results of `work` in all ranks, in rank order, as JSON. See `together`.
+
+    Equal ones are sent once: the ranks compare hashes first.
+    """
+
+    def digest(value: T) -> str:
+        return hashlib.sha256(json_bytes(value)).hexdigest()
+
+    if control.world.size == 1:
+        return [work()]
+    own, digests = together(control, phase, work, digest, deadline_s=deadline_s)
+    first = [digests.index(one) for one in digests]
+    if not any(first):
+        return [own] * len(first)
+    rank = control.world.rank
+    sent = own if first[rank] == rank else None
+    every = control.all_gather(phase, sent, deadline_s=deadline_s)
+    return [every[one] for one in first]
 
 
 _made: weakref.WeakKeyDictionary[Control, int] = weakref.WeakKeyDictionary()

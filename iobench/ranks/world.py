@@ -11,10 +11,7 @@ from typing import Literal
 
 from iobench.errors import OptionError, UsageError
 
-__all__ = ["AnyWorld", "Launcher", "World", "is_loopback"]
-
-Launcher = str
-"""`torchrun`, `slurm`, `mpi`, `iobench` (OWN), or `none` for a process without ranks."""
+__all__ = ["AnyWorld", "World", "is_loopback"]
 
 OWN = "iobench"
 """The launcher of ranks that a run of iobench starts itself, on its own machine."""
@@ -26,9 +23,10 @@ class World:
 
     `rank` counts from 0 to `size` - 1, `local_rank` to `local_size` - 1 on its node, and `node` to
     `nodes` - 1. `job` is the same text in all ranks and another one after a restart of the job.
-    `master` is the address at which the launcher lets the ranks meet, if it names one. Without
-    `placed` the launcher does not say which ranks share a node: they are counted as those of one
-    node until `on` is given their hosts.
+    `launcher` is torchrun, slurm, mpi, iobench (OWN), or none for a process without ranks. `master`
+    is the address at which the launcher lets the ranks meet, if it names one. Without `placed` the
+    launcher does not say which ranks share a node: they are counted as those of one node until `on`
+    is given their hosts.
     """
 
     rank: int
@@ -39,7 +37,7 @@ class World:
     nodes: int
     host: str
     job: str
-    launcher: Launcher
+    launcher: str
     master: str | None = None
     placed: bool = True
 
@@ -134,7 +132,7 @@ AnyWorld = World | Literal["job", "alone"]
 class _Names:
     """The variables of one launcher."""
 
-    launcher: Launcher
+    launcher: str
     rank: str
     size: str
     local_rank: tuple[str, ...]
@@ -241,7 +239,7 @@ def _tasks_of(node: int, found: Mapping[str, str]) -> int | None:
     return counts[node] if node < len(counts) else None
 
 
-def _first_host(found: Mapping[str, str], launcher: Launcher) -> str | None:
+def _first_host(found: Mapping[str, str], launcher: str) -> str | None:
     """Return the first host of Slurm's list: `node[03-07,9],other` gives `node03`."""
     listed = found.get("SLURM_STEP_NODELIST") or found.get("SLURM_JOB_NODELIST")
     if launcher != "slurm" or not listed:

@@ -14,11 +14,12 @@ from pathlib import Path
 import numpy as np
 
 from iobench.checkpoint.manifest import MANIFEST
-from iobench.checkpoint.staged import STAGING_SUFFIX, DirectoryLock, StagedCheckpoint
+from iobench.checkpoint.staged import STAGING_SUFFIX, StagedCheckpoint
 from iobench.errors import TargetError, transfer_errors
 from iobench.remote.source_file import BLOCK_BYTES, SourceFile
 from iobench.writers.file_writer import FileWriter
 from iobench.writers.image import Bytes
+from iobench.writers.local.directory_lock import DirectoryLock
 from iobench.writers.local.new_file import make_directories
 from iobench.writers.rate_limit import RateLimit
 

@@ -19,8 +19,8 @@ from pathlib import Path
 
 import msgspec
 
-from iobench.checkpoint.staged import LOCK
 from iobench.remote.memory_pool import MemoryPool
+from iobench.writers.local.directory_lock import LOCK
 
 __all__ = ["HeldSnapshot", "HeldTier", "MemoryStatus", "MemoryStatusFile", "memory_status"]
 

@@ -15,7 +15,6 @@ from iobench.checkpoint.manifest import Manifest
 from iobench.checkpoint.object_store import ObjectStore
 from iobench.checkpoint.retention import KeepAll, Retention, readable_manifest
 from iobench.checkpoint.save import Save
-from iobench.checkpoint.staged import remove_all, remove_entry, warn_of
 from iobench.checkpoint.store import CheckpointStore, DirectoryStore, store_at
 from iobench.errors import OptionError, TransferError, UsageError
 from iobench.remote.directory_copy import DRAINING_SUFFIX, DirectoryCopy
@@ -26,6 +25,7 @@ from iobench.writers.base import Writer
 from iobench.writers.config import writer_of
 from iobench.writers.file_writer import FileWriter
 from iobench.writers.rate_limit import RateLimit
+from iobench.writers.removal import remove_all, remove_entry, warn_of
 from iobench.writers.s3 import S3Writer
 from iobench.writers.s3_store.target import is_s3
 from iobench.writers.s3_store.upload import leaving_failed

@@ -27,7 +27,6 @@ import numpy as np
 
 from iobench import linux
 from iobench.checkpoint.ranked.plan import data_file
-from iobench.checkpoint.staged import LOCK, DirectoryLock
 from iobench.environment.memory import available_bytes
 from iobench.errors import ReplicaError, TargetError, transfer_errors
 from iobench.ranks.rendezvous import runtime_directory, runtime_path
@@ -35,6 +34,7 @@ from iobench.replicas.recovery import SaveHeader, Version
 from iobench.text import parse_json
 from iobench.units import GIB, MIB, format_size
 from iobench.writers.image import Bytes, FileImage
+from iobench.writers.local.directory_lock import LOCK, DirectoryLock
 
 __all__ = ["ReplicaDirectory", "job_of", "remove_unused", "replica_directories"]
 

@@ -13,7 +13,7 @@ from iobench.checkpoint.piece_reader import HeldFiles
 from iobench.checkpoint.ranked.dcp_files import INDEX, merged
 from iobench.checkpoint.restore import Candidates, WrappedCandidates
 from iobench.checkpoint.retention import readable_manifest
-from iobench.checkpoint.tree_spec import json_text
+from iobench.checkpoint.state_tree import json_text
 from iobench.errors import IobenchError
 from iobench.ranks.together import JobRanks
 from iobench.remote.snapshot_memory import MemoryReader
@@ -22,7 +22,6 @@ from iobench.replicas.recovery import (
     MemoryCopy,
     RecoveryPlan,
     SaveHeader,
-    StoredCopy,
     Version,
     recovery_plan,
 )
@@ -59,9 +58,6 @@ def manifest_of(
     return manifest, index
 
 
-_Copies = list[MemoryCopy | StoredCopy]
-
-
 class ReplicaCandidates(WrappedCandidates):
     """`inner`, with the newest version that all ranks can have, from the memory of nodes.
 
@@ -82,7 +78,8 @@ class ReplicaCandidates(WrappedCandidates):
         super().__init__(inner)
         self._ranks, self._writer = ranks, writer
         self._replicator = replicator
-        self._copies: _Copies = []
+        self._memory: list[MemoryCopy] = []
+        self._stored: list[Version] = []
         self._may_drop = False
         self.plan: RecoveryPlan | None = None
         """The version, after `look`; None: no version is complete."""
@@ -152,28 +149,29 @@ class ReplicaCandidates(WrappedCandidates):
         memory = self._replicator.copies() if self._replicator else []
         held = {copy.version.step for copy in memory}
 
-        def stored() -> list[Any]:
+        def committed_here() -> list[Any]:
             found = []
             for at, serial in self._inner.serials().items():
                 manifest = readable_manifest(self._inner, at, files=False) if at in held else None
                 found.append([serial, at, manifest.attempt if manifest else ""])
             return found
 
-        versions = self._ranks.led(f"sources of step {step}", stored)
+        versions = self._ranks.led(f"sources of step {step}", committed_here)
         committed = {(serial, at): attempt for serial, at, attempt in versions if attempt}
         memory = [  # without another save of a step that was then committed
             one
             for one in memory
             if committed.get(one.version[:2], one.version.attempt) == one.version.attempt
         ]
-        copies: _Copies = [*memory, *(StoredCopy(Version(*one)) for one in versions)]
-        self._copies = [one for one in copies if step in ("latest", one.version.step)]
+        self._memory = [one for one in memory if step in ("latest", one.version.step)]
+        stored = [Version(*one) for one in versions]
+        self._stored = [one for one in stored if step in ("latest", one.step)]
         self._may_drop = step == "latest"
         self._choose()
 
     def _choose(self) -> None:
         while True:
-            self.plan = plan = recovery_plan(self._copies)
+            self.plan = plan = recovery_plan(self._memory, self._stored)
             self._held = self._manifest = None
             for version, reason in plan.passed_over if plan is not None else ():
                 self._warn(f"step {version.step} is passed over: {reason}")
@@ -186,7 +184,7 @@ class ReplicaCandidates(WrappedCandidates):
         step, replicator = plan.version.step, self._replicator
         held, damaged = replicator.held(plan)
         if damaged:
-            self._copies = [one for one in self._copies if one not in damaged]
+            self._memory = [one for one in self._memory if one not in damaged]
             for one, reason in damaged.items():
                 self._warn(
                     f"the memory of node {one.node} is not used for rank {one.rank}: {reason}"
@@ -218,9 +216,7 @@ class ReplicaCandidates(WrappedCandidates):
         """Choose no copy of this version in memory any more."""
         assert self.plan is not None
         version = self.plan.version
-        self._copies = [
-            one for one in self._copies if one.version != version or isinstance(one, StoredCopy)
-        ]
+        self._memory = [one for one in self._memory if one.version != version]
         self._warn(f"the replicas of step {version.step} are not used: {reason}")
 
     def _warn(self, text: str) -> None:
@@ -231,5 +227,4 @@ class ReplicaCandidates(WrappedCandidates):
         """Return the version of `step`, which was loaded: the chosen one, or that of storage."""
         if self.plan is not None and self.plan.version.step == step:
             return self.plan.version
-        stored = [one.version for one in self._copies if isinstance(one, StoredCopy)]
-        return next((one for one in stored if one.step == step), Version(0, step, ""))
+        return next((one for one in self._stored if one.step == step), Version(0, step, ""))

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import msgspec
 import xxhash
 
 from iobench.checkpoint.checksums import compared
 from iobench.checkpoint.ranked.messages import Part
 from iobench.errors import ReplicaError
-from iobench.text import parse_json
 from iobench.writers.image import FileImage
 
-__all__ = ["MemoryCopy", "RecoveryPlan", "SaveHeader", "StoredCopy", "Version", "recovery_plan"]
+__all__ = ["MemoryCopy", "RecoveryPlan", "SaveHeader", "Version", "recovery_plan"]
 
 
 class Version(NamedTuple):
@@ -40,12 +39,6 @@ class MemoryCopy(NamedTuple):
     node: int
 
 
-class StoredCopy(NamedTuple):
-    """A committed checkpoint on storage: the bytes of all ranks."""
-
-    version: Version
-
-
 @dataclass(frozen=True, kw_only=True)
 class RecoveryPlan:
     """Where the bytes of every rank of one version are.
@@ -62,38 +55,34 @@ class RecoveryPlan:
     passed_over: tuple[tuple[Version, str], ...] = ()
 
 
-def recovery_plan(copies: Iterable[MemoryCopy | StoredCopy]) -> RecoveryPlan | None:
+def recovery_plan(
+    memory: Iterable[MemoryCopy], stored: Collection[Version] = ()
+) -> RecoveryPlan | None:
     """Return the plan for the newest version of which every rank's bytes can be had.
 
-    A rank's bytes can be had from memory or from storage. None when no version is complete.
+    A rank's bytes can be had from memory, and those of a version that is `stored` from storage.
+    None when no version is complete.
     """
-    found: dict[Version, list[MemoryCopy | StoredCopy]] = defaultdict(list)
-    for copy in copies:
-        found[copy.version].append(copy)
+    found: dict[Version, list[MemoryCopy]] = {version: [] for version in stored}
+    for copy in memory:
+        found.setdefault(copy.version, []).append(copy)
     passed: list[tuple[Version, str]] = []
-    for version in sorted(found, reverse=True):
-        plan, lost = _plan_of(version, found[version])
-        if plan is not None:
-            return replace(plan, passed_over=tuple(passed))
+    for version, copies in sorted(found.items(), reverse=True):
+        holders: dict[int, set[int]] = defaultdict(set)
+        for copy in copies:
+            holders[copy.rank].add(copy.node)
+        ranks = max((copy.ranks for copy in copies), default=None)
+        lost = [rank for rank in range(ranks or 0) if rank not in holders]
+        if version in stored or not lost:
+            return RecoveryPlan(
+                version=version,
+                ranks=ranks,
+                stored=version in stored,
+                holders={rank: tuple(sorted(nodes)) for rank, nodes in holders.items()},
+                passed_over=tuple(passed),
+            )
         passed.append((version, f"no source has the bytes of {_some(lost)}"))
     return None
-
-
-def _plan_of(
-    version: Version, copies: list[MemoryCopy | StoredCopy]
-) -> tuple[RecoveryPlan | None, list[int]]:
-    """Return the plan, or None and the ranks whose bytes cannot be had."""
-    holders: dict[int, set[int]] = defaultdict(set)
-    memory = [copy for copy in copies if isinstance(copy, MemoryCopy)]
-    for copy in memory:
-        holders[copy.rank].add(copy.node)
-    ranks = max((copy.ranks for copy in memory), default=None)
-    stored = len(memory) < len(copies)
-    lost = [rank for rank in range(ranks or 0) if rank not in holders]
-    if lost and not stored:
-        return None, lost
-    nearest = {rank: tuple(sorted(nodes)) for rank, nodes in holders.items()}
-    return RecoveryPlan(version=version, ranks=ranks, stored=stored, holders=nearest), lost
 
 
 def _some(ranks: list[int]) -> str:
@@ -101,18 +90,16 @@ def _some(ranks: list[int]) -> str:
     return f"{'rank' if len(ranks) == 1 else 'ranks'} {shown}{', ...' if len(ranks) > 8 else ''}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class SaveHeader:
+class SaveHeader(msgspec.Struct, frozen=True, kw_only=True):
     """The part manifest of a rank. That of rank 0 has the table of the tensors of all ranks too."""
 
     part: Part
     created_s: float
-    table: str | None = field(default=None, repr=False)
+    table: str | None = None
 
     def to_bytes(self) -> bytes:
         """Return the header as JSON, with a checksum of it in front."""
-        document = [self.part.to_json().decode(), self.created_s, self.table]
-        text = json.dumps(document, separators=(",", ":")).encode()
+        text = msgspec.json.encode(self)
         return xxhash.xxh3_64_digest(text) + text
 
     @classmethod
@@ -121,9 +108,10 @@ class SaveHeader:
         checksum, text = data[:8], data[8:]
         if xxhash.xxh3_64_digest(text) != checksum:
             raise ReplicaError(f"{where}: the header is damaged")
-        part, created_s, table = parse_json(text)
-        own = xxhash.xxh3_64_hexdigest(part.encode())
-        return cls(part=Part.parse(part.encode(), own, where), created_s=created_s, table=table)
+        try:
+            return msgspec.json.decode(text, type=cls)
+        except msgspec.DecodeError as error:
+            raise ReplicaError(f"{where}: the header is of another version ({error})") from error
 
     def check(self, image: FileImage) -> None:
         """Raise DataMismatchError unless the bytes are those of the part."""

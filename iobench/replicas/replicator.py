@@ -16,13 +16,13 @@ import numpy as np
 
 from iobench import linux
 from iobench.checkpoint.piece_reader import HeldFiles
+from iobench.checkpoint.place import PartOffer
 from iobench.checkpoint.ranked.messages import Order, Part, shown
 from iobench.checkpoint.ranked.plan import data_file
 from iobench.checkpoint.save import Save
 from iobench.errors import IobenchError, RankError, ReplicaError, UsageError
 from iobench.ranks.control import Control
-from iobench.ranks.exchange import Transport
-from iobench.ranks.restore_mode import HeldBytes, Reader
+from iobench.ranks.exchange import HeldBytes, Reader, Transport
 from iobench.ranks.restore_plan import Range
 from iobench.ranks.together import together
 from iobench.remote.snapshot_memory import MemoryReader
@@ -58,16 +58,14 @@ class Offer:
 
     def __init__(self, version: Version, created_s: float, put: Callable[[Offer], None]) -> None:
         self.version, self._created_s, self._put = version, created_s, put
-        self.table: str | None = None
-        """In rank 0: the part of the index that has the tensors of all ranks, as JSON."""
         self.image: FileImage | None = None
         self.header, self.failure = b"", ""
         self._free = threading.Event()
 
-    def make(self, image: FileImage, part: Part) -> None:
-        """Offer the bytes of a part, which are a snapshot: they do not change before the end."""
+    def make(self, image: FileImage, part: Part, table: str | None) -> None:
+        """Offer the bytes of a part: they do not change before the end. See `PartOffer`."""
         try:
-            header = SaveHeader(part=part, created_s=self._created_s, table=self.table).to_bytes()
+            header = SaveHeader(part=part, created_s=self._created_s, table=table).to_bytes()
         except Exception as error:  # noqa: BLE001 -- told as the replica's; the save goes on
             self.failure = shown(error)
             return
@@ -139,7 +137,7 @@ class Replicator:
             self._directory.take(location=self._location, keep_s=self._partner.keep_s)
 
     @contextmanager
-    def offering(self, order: Order, save: Save) -> Iterator[Offer]:
+    def offering(self, order: Order, save: Save) -> Iterator[PartOffer]:
         """Replicate the snapshot of a save, which the body provides. All ranks do, in one order.
 
         It ends when the memory may change again. A rank without a snapshot tells the others why.
@@ -147,7 +145,7 @@ class Replicator:
         version = Version(order.serial, order.step, order.attempt)
         offer = Offer(version, save.created_s, self._put)
         try:
-            yield offer
+            yield offer.make
         except BaseException as error:
             offer.end(error)
             raise

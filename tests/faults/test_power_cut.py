@@ -28,7 +28,7 @@ from support.offload_training import (
 import iobench
 import iobench.torch
 from iobench.checkpoint.manifest import MANIFEST
-from iobench.checkpoint.staged import LOCK, STAGING_SUFFIX
+from iobench.checkpoint.staged import STAGING_SUFFIX
 from iobench.exports.staged_directory import StagedDirectory
 from iobench.formats import safetensors
 from iobench.integrations.dcp import StorageWriter
@@ -37,6 +37,7 @@ from iobench.testing import content
 from iobench.units import MIB
 from iobench.writers.base import Writer
 from iobench.writers.image import FileImage
+from iobench.writers.local.directory_lock import LOCK
 from iobench.writers.local.new_file import write_text
 from iobench.writers.removal import remove_file
 

@@ -15,8 +15,8 @@ import numpy as np
 from iobench.checkpoint.checksums import record_of
 from iobench.checkpoint.checksums import compared
 from iobench.ranks.control import Control
-from iobench.ranks import restore_mode
-from iobench.ranks.restore_mode import Reader
+from iobench.ranks import exchange
+from iobench.ranks.exchange import Reader
 from iobench.ranks.restore_plan import MODES, RESTORE_MODES, Range
 from iobench.ranks.exchange import SentPiece, Transport
 from iobench.ranks.wire import HEAD, Wire
@@ -40,7 +40,7 @@ def blank(name="large", bytes=size):
     memory = np.zeros(bytes, np.uint8)
     return memory, FileImage.of(name, [memory[:777], memory[777:bytes // 2], memory[bytes // 2:]])
 
-restore_mode._SMALLEST_SAMPLE = 1 << 16  # the files are too small to be measured
+exchange._SMALLEST_SAMPLE = 1 << 16  # the files are too small to be measured
 
 def read(mode, images, wanted, name="buffered"):
     reader = Reader(transport, mode)

@@ -17,9 +17,9 @@ import pytest
 import torch
 
 from iobench import Checkpointer, Memory
-from iobench.checkpoint.staged import LOCK
 from iobench.remote.memory_status import MemoryStatusFile, memory_status
 from iobench.units import MIB
+from iobench.writers.local.directory_lock import LOCK
 
 _SAVER = """
 import sys, threading

@@ -39,7 +39,7 @@ _MODULES = (
         "torch.distributed.tensor",
         "iobench.checkpoint.ranked.dcp_files",
     ),
-    *("iobench.checkpoint.any_format", "iobench.replicas.replicator", "iobench.integrations.dcp"),
+    *("iobench.checkpoint.stored", "iobench.replicas.replicator", "iobench.integrations.dcp"),
     *("iobench.offload.optimizer", "iobench.offload.pin_ledger"),
     *(
         "iobench.remote.local_tier",

@@ -24,7 +24,7 @@ PRELOAD = (
     "support.train_scripts",
     "iobench.checkpointer.opening",
     "iobench.checkpoint.ranked.dcp_files",
-    "iobench.checkpoint.any_format",
+    "iobench.checkpoint.stored",
     "iobench.writers.odirect",
     "torch.distributed",
     "torch.utils.serialization",

@@ -12,7 +12,7 @@ from typing import Any
 from iobench.bench.data.replay import Replay
 from iobench.bench.targets.base import Location
 from iobench.peers.base import Peer
-from iobench.ranks.restore_mode import Reader
+from iobench.ranks.exchange import Reader
 from iobench.ranks.restore_plan import RestoreMode
 from iobench.results.records import Verified
 from iobench.writers.base import Writer

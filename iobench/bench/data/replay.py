@@ -28,7 +28,7 @@ from iobench.checkpoint.piece_reader import PieceReader
 from iobench.checkpoint.sharded import ShardedLoad
 from iobench.errors import UsageError
 from iobench.formats import raw, safetensors, torch_file, torch_image
-from iobench.ranks.restore_mode import Reader
+from iobench.ranks.exchange import Reader
 from iobench.ranks.restore_plan import Range
 from iobench.results.records import Verified
 from iobench.workloads.specs import SAFETENSORS_METADATA, FileFormat, FileSpec

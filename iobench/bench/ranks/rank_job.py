@@ -24,8 +24,7 @@ from iobench.bench.targets.directory import DirectoryScratch
 from iobench.checkpoint.staged import reraise
 from iobench.environment import DeviceMonitor
 from iobench.ranks.control import Control
-from iobench.ranks.exchange import Transport
-from iobench.ranks.restore_mode import Reader
+from iobench.ranks.exchange import Reader, Transport
 from iobench.results.records import Operation, Stored
 from iobench.text import one_line
 from iobench.writers.local.new_file import sync_directory

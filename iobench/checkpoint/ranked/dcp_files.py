@@ -38,13 +38,12 @@ from iobench.checkpoint.ranked.structure import (
     ValueFiles,
     name_of,
     own_skeletons,
-    parsed_skeleton,
     stock_paths,
     stock_values,
 )
 from iobench.checkpoint.save import Save
 from iobench.checkpoint.staged import Staged
-from iobench.checkpoint.tree_spec import json_text
+from iobench.checkpoint.state_tree import json_text, parsed
 from iobench.errors import DataMismatchError, StateError, TargetError, TransferError
 from iobench.formats.collector import collector_paused
 from iobench.formats.dcp_file import DcpFile
@@ -245,7 +244,7 @@ class DcpFormat:
         rank = self.world.rank
         whole = rank == 0 or not content.alike
         has_own = '"$per_rank"' in content.skeleton
-        skeleton = parsed_skeleton(content.skeleton) if whole or has_own else {}
+        skeleton = parsed(content.skeleton) if whole or has_own else {}
         values = [value for value in stock_values(skeleton, rank) if value.own or whole]
         files = self._values.files(values)
         end = b"".join(files.values())
@@ -265,16 +264,14 @@ class DcpFormat:
                 own=[own[0] for own in own_skeletons(skeleton)] if has_own else [],
             )
 
-        if offer is not None and rank == 0:
-            offer.table = self._indexer_of(content.plan).table
         if offer is not None and memory is not None:
             record = record_of(image, pieces)  # first: a replica needs it too
-            offer.make(image, part(record))
+            offer(image, part(record), None if rank else self._indexer_of(content.plan).table)
             transfer = self._write(save, image, target)
         else:
-            with recorded(image, Pieces(pieces), by_block=target.by_block) as recording:
-                transfer = self._write(save, recording.image, target)
-            record = recording.record
+            with recorded(image, Pieces(pieces), by_block=target.by_block) as (sent, digests):
+                transfer = self._write(save, sent, target)
+            record = digests.record()
         whole_part = part(record)
         if self.participant is not None:
             pinned, _ = self.participant.durable(save)

@@ -140,7 +140,7 @@ class Turns:
     def __init__(self, ranks: JobRanks, announced: Callable[[], Order]) -> None:
         self.leads, self.announced, self._ranks = ranks.leads, announced, ranks
         self._waiting: dict[int, Lease[Any]] = {}
-        self._begun, self._dropped, self._gone = set[int](), set[int](), deque[int]()
+        self._dropped, self._gone = set[int](), deque[int]()
         self._arrived = threading.Condition()
 
     def agreed(self, work: Callable[[], Any]) -> list[Any]:
@@ -149,15 +149,10 @@ class Turns:
 
     # Rank 0.
 
-    def begin(self, number: int) -> None:
-        """Record that a snapshot is written."""
-        self._begun.add(number)
-
-    def ended(self, number: int) -> None:
-        """Record that a snapshot has no slot any more: without `begin`, it was dropped."""
-        if self.leads and number >= 0 and number not in self._begun:
+    def lost(self, number: int) -> None:
+        """Record that a snapshot is not written. The other ranks hear of it from rank 0."""
+        if self.leads:
             self._gone.append(number)
-        self._begun.discard(number)
 
     def newly_gone(self) -> list[int]:
         """Return the numbers of the snapshots that were dropped since the last call."""

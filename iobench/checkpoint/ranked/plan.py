@@ -41,31 +41,8 @@ from iobench.writers.image import Bytes, FileImage
 
 __all__ = [
     *("Box", "BoxSource", "Planning", "RankContent", "RankPlan", "WholePlan"),
-    *("data_file", "local_plan", "made_plan", "read_plan", "whole_plan", "write_plan"),
+    *("data_file", "local_plan", "made_plan", "whole_plan"),
 ]
-
-
-def write_plan(plan: SavePlan) -> list[Any]:
-    """Return the tensors of `plan` as JSON."""
-    return [_row(item) for item in plan.items]
-
-
-def _row(item: WriteItem) -> list[Any]:
-    data = item.tensor_data
-    assert data is not None  # only tensors are planned
-    return [
-        item.index.fqn,
-        item.type.name,
-        dtype_name(data.properties.dtype),
-        list(data.size),
-        list(data.chunk.offsets),
-        list(data.chunk.sizes),
-    ]
-
-
-def read_plan(rows: list[Any]) -> SavePlan:
-    """Return the plan that `write_plan` described."""
-    return SavePlan(items=[_item(*row) for row in rows], planner_data={})
 
 
 def _item(
@@ -158,21 +135,20 @@ class RankPlan:
     places: _Places = field(repr=False)
 
 
-def local_plan(planner: SavePlanner, state: LocalState) -> str:
-    """Return what this rank holds, as JSON for `whole_plan`. `planner` is DCP's.
+def local_plan(state: LocalState) -> str:
+    """Return what this rank holds, as DCP would plan it, in JSON for `whole_plan`.
 
     It is one text in the messages of the ranks: the hub need not take it apart.
     """
-    structure = state.structure
-    named = dict(zip(structure.names, state.tensors, strict=True))
-    for name, whole in zip(structure.names, state.wholes, strict=False):
-        if whole is not None:
-            named[name] = whole.detach()
-    for name in structure.tied:
-        del named[name]
-    planner.set_up_planner(named, None, True)
-    with collector_paused():
-        return json.dumps(write_plan(planner.create_local_plan()))
+    wholes = dict(zip(state.structure.names, state.wholes, strict=False))
+    rows = []
+    for name, (dtype, *box) in state.structure.held.items():
+        whole = wholes.get(name)
+        outside = whole is not None and whole.device_mesh.get_coordinate() is None
+        if not outside and name not in state.structure.tied:
+            kind = WriteItemType.TENSOR if whole is None else WriteItemType.SHARD
+            rows.append((name, kind.name, dtype_name(dtype), *box))
+    return json.dumps(rows)
 
 
 def whole_plan(planner: SavePlanner, texts: Sequence[str], first: Sequence[int]) -> WholePlan:
@@ -181,7 +157,10 @@ def whole_plan(planner: SavePlanner, texts: Sequence[str], first: Sequence[int])
     Raises StateError for tensors that differ between ranks or do not fit together.
     """
     with collector_paused():
-        read = {number: read_plan(json.loads(texts[number])) for number in dict.fromkeys(first)}
+        read = {
+            number: SavePlan([_item(*row) for row in json.loads(texts[number])], planner_data={})
+            for number in dict.fromkeys(first)
+        }
         _check_equal(read)
         try:
             plans, metadata = planner.create_global_plan([read[number] for number in first])
@@ -429,7 +408,7 @@ class Planning:
 
     def facts(self, local: LocalState) -> dict[str, Any]:
         """Return what the other ranks must know about the state of this rank."""
-        return local.facts()
+        return {"key": local.structure.key, "plain": local.plain_digest}
 
     def content(
         self, number: int, local: LocalState, every: list[Mapping[str, str]]
@@ -474,17 +453,17 @@ class Planning:
         Ranks with equal keys have equal local plans: the first of them sends it.
         """
         self._plan = None  # also if this fails
-        planner, rank = self._planner(), self._ranks.world.rank
+        rank = self._ranks.world.rank
         first = [keys.index(key) for key in keys]
 
         def own() -> str | None:
-            return local_plan(planner, local) if first[rank] == rank else None
+            return local_plan(local) if first[rank] == rank else None
 
         _, sent = self._ranks.together("plan", own, kind="gather")
 
         def made() -> WholePlan | StateError | None:
             try:
-                return None if rank else whole_plan(planner, sent, first)
+                return None if rank else whole_plan(self._planner(), sent, first)
             except StateError as error:  # every rank raises it as its own
                 return error
 

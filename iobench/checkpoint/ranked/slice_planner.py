@@ -1,9 +1,8 @@
-"""SlicePlanner: DCP saves replicated tensors once, cut over the ranks that hold them."""
+"""CutPlanner: replicated tensors are saved once, cut over the ranks that hold them."""
 
 from __future__ import annotations
 
 import dataclasses
-import io
 from collections import defaultdict
 from collections.abc import Sequence
 from math import prod
@@ -18,7 +17,7 @@ from iobench.errors import UsageError
 from iobench.ranks.restore_plan import Range, fitting_align, slices, writers_of
 from iobench.units import MIB
 
-__all__ = ["SlicePlanner", "boxes", "cut_bytes"]
+__all__ = ["BLOCK_SIZE", "CutPlanner", "boxes", "chunk_of", "cut_bytes"]
 
 
 class _Box(NamedTuple):
@@ -71,50 +70,27 @@ def cut_bytes(shape: Sequence[int], itemsize: int, align: int) -> int:
     return max(block, align - align % block) if block else align
 
 
-_BLOCK_SIZE = 8 * MIB
+BLOCK_SIZE = 8 * MIB
 
 
-class SlicePlanner(DefaultSavePlanner):
-    """Plans a save in which every byte that several ranks hold is written by one of them.
+class CutPlanner(DefaultSavePlanner):
+    """Cuts what several ranks hold over these ranks, in the plan of all of them.
 
-    Stock DCP gives a replicated tensor to one rank whole. Here each tensor, or shard of a DTensor,
-    that several ranks list is cut by bytes over these ranks; the metadata lists the parts as
-    chunks, so stock `dcp.load` and `FileSystemReader` read the result. Shards that one rank holds,
-    objects, and tensors below 64 KiB are planned like in stock DCP. The coordinator cuts, from
-    the plans that DCP gathers anyway: no other communication.
-
-    Tensors of one name and shape must be equal on all ranks. Stock DCP keeps one rank's version of
-    a tensor that differs; cut, it would be a mix. Give state of one rank a name of its own.
+    SlicePlanner of iobench.integrations.dcp, which plans whole saves of stock DCP, has the options.
     """
 
     def __init__(
         self,
         *,
         nodes: Sequence[int] | None = None,
-        block_size: int = _BLOCK_SIZE,
+        block_size: int = BLOCK_SIZE,
         writers_per_node: int | None = None,
         **stock: Any,
     ) -> None:
-        """`nodes[rank]`: the node of each rank; None for one node.
-
-        `block_size`: the writer's block in bytes, to which parts are aligned as far as their sizes
-        stay equal within 1%. `writers_per_node`: ranks of one node that write replicated state;
-        None for all. `stock`: options of torch's DefaultSavePlanner.
-        """
         super().__init__(**stock)
         self._nodes = nodes
         self._block_size = block_size
         self._writers_per_node = writers_per_node
-        self._own: dict[str, list[WriteItem]] = {}
-
-    def create_local_plan(self) -> SavePlan:
-        """Return the plan of stock DCP, and note which parts of each tensor this rank holds."""
-        plan = super().create_local_plan()
-        own = defaultdict(list)
-        for item in self.plan.items:  # `plan` is empty when it equals that of the last save
-            own[item.index.fqn].append(item)
-        self._own = own
-        return plan
 
     def _dedup_save_plans(self, all_plans: list[SavePlan]) -> list[SavePlan]:
         nodes = self._nodes if self._nodes is not None else [0] * len(all_plans)
@@ -141,27 +117,9 @@ class SlicePlanner(DefaultSavePlanner):
         sizes = [_size_bytes(item) for item in items]
         writers = sum(map(len, writers_of(nodes, self._writers_per_node)))
         align = fitting_align(sum(sizes), writers, self._block_size)
-        steps = [cut_bytes(_chunk(item).sizes, _itemsize(item), align) for item in items]
+        steps = [cut_bytes(chunk_of(item).sizes, _itemsize(item), align) for item in items]
         found = slices(sizes, nodes, align=steps, writers_per_node=self._writers_per_node)
         return [[part for r in ranges for part in _parts(items[r.item], r)] for ranges in found]
-
-    def resolve_data(self, write_item: WriteItem) -> torch.Tensor | io.BytesIO:
-        """Return the bytes of an object, or the tensor to write: a view where it is a part."""
-        whole = self._own_around(write_item)
-        if whole is None:
-            data: torch.Tensor | io.BytesIO = super().resolve_data(write_item)
-            return data
-        tensor = self.lookup_object(whole.index).detach()
-        return _part_of(tensor, _chunk(whole), _chunk(write_item))
-
-    def _own_around(self, part: WriteItem) -> WriteItem | None:
-        """Return the item of this rank that `part` was cut from; None if it is not a part."""
-        if part.tensor_data is None:
-            return None
-        held = self._own[part.index.fqn]
-        if any(_chunk(item) == _chunk(part) for item in held):
-            return None
-        return next(item for item in held if _contains(_chunk(item), _chunk(part)))
 
 
 def _replicated(plans: Sequence[SavePlan]) -> dict[tuple[int, ...], list[WriteItem]]:
@@ -195,7 +153,7 @@ def _parts(item: WriteItem, part: Range) -> list[WriteItem]:
     if part.size_bytes == _size_bytes(item):
         return [item]
     assert item.tensor_data is not None
-    chunk, itemsize = _chunk(item), _itemsize(item)
+    chunk, itemsize = chunk_of(item), _itemsize(item)
     found = []
     for offsets, sizes in boxes(chunk.sizes, part.start // itemsize, part.stop // itemsize):
         at = torch.Size(o + inner for o, inner in zip(chunk.offsets, offsets, strict=True))
@@ -207,37 +165,7 @@ def _parts(item: WriteItem, part: Range) -> list[WriteItem]:
     return found
 
 
-def _part_of(
-    tensor: torch.Tensor, whole: ChunkStorageMetadata, part: ChunkStorageMetadata
-) -> torch.Tensor:
-    """Return the elements of `part` as a view of `tensor`, which has those of `whole`.
-
-    A part that is contiguous in memory gets a storage of its size: serializers copy a tensor
-    whose storage is larger.
-    """
-    view = tensor
-    for dim, (at, begin, size) in enumerate(
-        zip(part.offsets, whole.offsets, part.sizes, strict=True)
-    ):
-        view = view.narrow(dim, at - begin, size)
-    if type(view) is not torch.Tensor or not view.is_contiguous():
-        return view
-    start = view.storage_offset() * view.itemsize
-    storage = view.untyped_storage()[start : start + view.nbytes]
-    alone = torch.empty(0, dtype=view.dtype, device=view.device)
-    return alone.set_(storage, 0, view.shape, view.stride())
-
-
-def _contains(outer: ChunkStorageMetadata, inner: ChunkStorageMetadata) -> bool:
-    return all(
-        begin <= at and at + size <= begin + length
-        for begin, length, at, size in zip(
-            outer.offsets, outer.sizes, inner.offsets, inner.sizes, strict=True
-        )
-    )
-
-
-def _chunk(item: WriteItem) -> ChunkStorageMetadata:
+def chunk_of(item: WriteItem) -> ChunkStorageMetadata:
     assert item.tensor_data is not None
     return item.tensor_data.chunk
 
@@ -249,4 +177,4 @@ def _itemsize(item: WriteItem) -> int:
 
 
 def _size_bytes(item: WriteItem) -> int:
-    return prod(_chunk(item).sizes) * _itemsize(item)
+    return prod(chunk_of(item).sizes) * _itemsize(item)

@@ -9,13 +9,10 @@ are stored like lists, and numpy arrays like tensors.
 from __future__ import annotations
 
 import io
-import json
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from typing import Any, NamedTuple
 
-import msgspec
 import numpy as np
 import torch
 import xxhash
@@ -24,8 +21,15 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 
 from iobench.checkpoint.aliases import Leaf, View
 from iobench.checkpoint.per_rank import PerRank
-from iobench.checkpoint.state_tree import FlatState, Share, Template, flatten, unflatten
-from iobench.checkpoint.tree_spec import Collected, json_text
+from iobench.checkpoint.state_tree import (
+    Collected,
+    FlatState,
+    Share,
+    Template,
+    flatten,
+    json_text,
+    unflatten,
+)
 from iobench.errors import StateError
 from iobench.formats.many_parts import Numbers
 from iobench.formats.tensor_layouts import Located, TensorLayouts, numbers
@@ -43,7 +47,6 @@ __all__ = [
     "localized",
     "name_of",
     "own_skeletons",
-    "parsed_skeleton",
     "shared_skeleton",
     "stock_paths",
     "stock_values",
@@ -52,13 +55,6 @@ __all__ = [
 ]
 
 StatePath = tuple[str | int, ...]
-
-
-def parsed_skeleton(text: str) -> Any:
-    """Return the skeleton in `text`, which `json_text` has made."""
-    with suppress(UnicodeEncodeError):  # half of a surrogate pair
-        return msgspec.json.decode(text)  # in two thirds of the time of `json`
-    return json.loads(text)
 
 
 class StockValue(NamedTuple):
@@ -409,10 +405,6 @@ class LocalState(NamedTuple):
     tensors: list[torch.Tensor]
     wholes: list[DTensor | None]
     located: Located
-
-    def facts(self) -> dict[str, str]:
-        """Return what the other ranks must know about it."""
-        return {"key": self.structure.key, "plain": self.plain_digest}
 
 
 def local_state(state: Any, rank: int, last: RankStructure | None) -> LocalState:

@@ -21,7 +21,7 @@ import xxhash
 from support.liars import AdmitsIt
 
 import iobench
-from iobench import Checkpointer, KeepEvery, KeepLast, Local, Memory, Remote, load_checkpoint
+from iobench import Checkpointer, KeepEvery, KeepLast, Local, Memory, load_checkpoint
 from iobench.checkpoint.checksums import PieceDigests
 from iobench.checkpoint.ledger import Ledger
 from iobench.checkpoint.manifest import Manifest
@@ -997,8 +997,6 @@ def test_in_a_forked_child(make: Make) -> None:
         ({"writer": "null"}, "stores nothing"),
         ({"writer": "s3"}, "needs a target s3"),
         ({"on_event": "print"}, "on_event='print'"),
-        ({"reuse_files": 1}, "reuse_files=1: takes a value such as True"),
-        ({"reuse_files": True, "tiers": [Remote("s3://bucket/r")]}, "takes a directory, without"),
         ({"slots": 2, "tiers": [Memory("1MiB")]}, "the sizes of the Memory tiers decide"),
         ({"budget": "1GiB", "tiers": [Memory("1MiB")]}, "the sizes of the Memory tiers decide"),
         ({"keep": KeepLast(1), "tiers": [Local(keep=KeepLast(2))]}, "given twice"),

@@ -22,9 +22,9 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 import iobench
-from iobench.checkpoint.any_format import disjoint
 from iobench.checkpoint.checksums import record_of
 from iobench.checkpoint.manifest import FileRecord, Manifest, Piece, PinnedGeneration
+from iobench.checkpoint.stored import disjoint
 from iobench.errors import DataMismatchError, IobenchError
 from iobench.writers.image import FileImage
 

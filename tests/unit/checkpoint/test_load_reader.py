@@ -12,7 +12,7 @@ import xxhash
 
 from iobench.checkpoint import piece_reader as reader
 from iobench.checkpoint.manifest import FileRecord
-from iobench.checkpoint.stored import StoredPiece
+from iobench.checkpoint.piece_reader import StoredPiece
 from iobench.errors import DataMismatchError
 from iobench.formats import tensor_slices
 from iobench.writers.base import StoredReader

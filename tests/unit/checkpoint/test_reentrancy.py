@@ -19,7 +19,6 @@ from iobench.checkpoint.ranked.messages import Turns
 from iobench.checkpoint.retention import KeepAll, KeepLast
 from iobench.checkpoint.save import Save, SaveEvents
 from iobench.checkpoint.slots import Slot, SlotPool
-from iobench.checkpoint.staged import Backlog
 from iobench.checkpoint.store import CheckpointStore
 from iobench.ranks.together import JobRanks
 from iobench.remote import journal, memory_pool, placement, queue
@@ -30,6 +29,7 @@ from iobench.remote.placement import TierHistory
 from iobench.remote.queue import DrainQueue, Queued
 from iobench.units import MIB
 from iobench.writers.blocks.channel import Lease
+from iobench.writers.removal import Backlog
 
 _Calls = tuple[Callable[[], object], Callable[[], object]]
 

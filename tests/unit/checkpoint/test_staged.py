@@ -17,15 +17,10 @@ from iobench import linux
 from iobench.checkpoint import staged
 from iobench.checkpoint.manifest import MANIFEST
 from iobench.checkpoint.object_store import StagedObjects
-from iobench.checkpoint.staged import (
-    LOCK,
-    STAGING_SUFFIX,
-    DirectoryLock,
-    StagedCheckpoint,
-    lock_directory,
-)
+from iobench.checkpoint.staged import STAGING_SUFFIX, StagedCheckpoint
 from iobench.errors import TargetError, TransferError
 from iobench.writers.local import new_file
+from iobench.writers.local.directory_lock import LOCK, DirectoryLock, lock_directory
 from iobench.writers.s3 import S3Writer
 from iobench.writers.s3_store.objects import S3Objects
 
@@ -225,7 +220,7 @@ _CHILD = """
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from iobench.checkpoint.staged import DirectoryLock
+from iobench.writers.local.directory_lock import DirectoryLock
 lock = DirectoryLock(Path(sys.argv[1]))
 print("locked", flush=True)
 sys.stdin.read()

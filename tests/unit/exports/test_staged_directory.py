@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from iobench import linux
-from iobench.checkpoint.staged import LOCK
 from iobench.errors import TransferError, UsageError
 from iobench.exports import staged_directory
 from iobench.exports.staged_directory import StagedDirectory
 from iobench.writers.local import new_file
+from iobench.writers.local.directory_lock import LOCK
 
 
 def write(staged: StagedDirectory, text: str, *names: str) -> None:

@@ -7,8 +7,7 @@ from pathlib import Path
 import xxhash
 
 from iobench.checkpoint.manifest import FileRecord
-from iobench.checkpoint.piece_reader import PieceReader
-from iobench.checkpoint.stored import StoredPiece
+from iobench.checkpoint.piece_reader import PieceReader, StoredPiece
 from iobench.units import GIB
 from iobench.writers.base import StoredReader
 from iobench.writers.buffered import BufferedWriter

@@ -6,15 +6,16 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iobench.errors import OptionError, UsageError
+from iobench.errors import OptionError, ReplicaError, UsageError
 from iobench.replicas.partner import Partner, partner_nodes
-from iobench.replicas.recovery import MemoryCopy, StoredCopy, Version, recovery_plan
+from iobench.replicas.recovery import MemoryCopy, SaveHeader, Version, recovery_plan
 
 _OLD, _NEW = Version(1, 10, "a"), Version(2, 20, "a")
-Copies = list[MemoryCopy | StoredCopy]
+Copies = list[MemoryCopy]
 
 
 def _own(version: Version, nodes: list[int]) -> Copies:
@@ -27,7 +28,7 @@ def _partners(version: Version, nodes: list[int]) -> Copies:
 
 
 def _without(copies: Copies, *lost: int) -> Copies:
-    return [one for one in copies if isinstance(one, StoredCopy) or one.node not in lost]
+    return [one for one in copies if one.node not in lost]
 
 
 _MIXED: Copies = [
@@ -38,30 +39,30 @@ _MIXED: Copies = [
 
 
 @pytest.mark.parametrize(
-    ("copies", "version", "holders", "stored"),
+    ("copies", "stored", "version", "holders"),
     [
         # Each rank's bytes are in the memory of its node and of the partner, and on storage.
         (
-            [*_own(_NEW, [0, 1]), *_partners(_NEW, [0, 1]), StoredCopy(_NEW)],
-            *(_NEW, {0: (0, 1), 1: (0, 1)}, True),
+            [*_own(_NEW, [0, 1]), *_partners(_NEW, [0, 1])],
+            *([_NEW], _NEW, {0: (0, 1), 1: (0, 1)}),
         ),
         # A stored version is complete for all ranks; memory serves the ranks that it has.
-        ([MemoryCopy(_NEW, 0, 2, 0), StoredCopy(_NEW)], _NEW, {0: (0,)}, True),
+        ([MemoryCopy(_NEW, 0, 2, 0)], [_NEW], _NEW, {0: (0,)}),
         # The newest complete version is chosen, wherever it is.
-        ([*_own(_NEW, [0, 1]), StoredCopy(_OLD)], _NEW, {0: (0,), 1: (1,)}, False),
-        ([*_own(_OLD, [0, 1]), StoredCopy(_NEW)], _NEW, {}, True),
-        ([*_own(_OLD, [0, 1]), MemoryCopy(_NEW, 0, 2, 0)], _OLD, {0: (0,), 1: (1,)}, False),
-        ([*_MIXED, StoredCopy(_OLD)], _OLD, {}, True),
+        (_own(_NEW, [0, 1]), [_OLD], _NEW, {0: (0,), 1: (1,)}),
+        (_own(_OLD, [0, 1]), [_NEW], _NEW, {}),
+        ([*_own(_OLD, [0, 1]), MemoryCopy(_NEW, 0, 2, 0)], [], _OLD, {0: (0,), 1: (1,)}),
+        (_MIXED, [_OLD], _OLD, {}),
         # A node that comes back as number 3 has the bytes of rank 0: others read them there.
-        ([MemoryCopy(_NEW, 0, 2, 3), MemoryCopy(_NEW, 1, 2, 1)], _NEW, {0: (3,), 1: (1,)}, False),
+        ([MemoryCopy(_NEW, 0, 2, 3), MemoryCopy(_NEW, 1, 2, 1)], [], _NEW, {0: (3,), 1: (1,)}),
     ],
 )
 def test_the_newest_version_that_is_complete(
-    copies: Copies, version: Version, holders: dict[int, tuple[int, ...]], stored: bool
+    copies: Copies, stored: list[Version], version: Version, holders: dict[int, tuple[int, ...]]
 ) -> None:
-    plan = recovery_plan(copies)
+    plan = recovery_plan(copies, stored)
     assert plan is not None
-    assert (plan.version, plan.holders, plan.stored) == (version, holders, stored)
+    assert (plan.version, plan.holders, plan.stored) == (version, holders, version in stored)
     assert plan.ranks == (2 if holders else None)
 
 
@@ -75,12 +76,12 @@ def test_two_partners_are_lost() -> None:
     """A copy survives one node of a pair; with both, the older version on storage is taken. The
     reason names the ranks."""
     nodes = [0, 1, 2, 3]
-    copies = [*_own(_NEW, nodes), *_partners(_NEW, nodes), StoredCopy(_OLD)]
+    copies = [*_own(_NEW, nodes), *_partners(_NEW, nodes)]
     partial = recovery_plan([*_own(_OLD, [0, 1]), MemoryCopy(_NEW, 0, 2, 0)])
     assert partial is not None
     assert partial.passed_over == ((_NEW, "no source has the bytes of rank 1"),)
-    one = recovery_plan(_without(copies, 2))
-    two = recovery_plan(_without(copies, 2, 3))
+    one = recovery_plan(_without(copies, 2), [_OLD])
+    two = recovery_plan(_without(copies, 2, 3), [_OLD])
     assert one is not None
     assert one.version == _NEW
     assert one.holders[2] == (3,)
@@ -109,7 +110,7 @@ def test_what_survives_the_loss_of_nodes(
     else:
         survives = not lost
     survives = survives and len(lost) < count
-    plan = recovery_plan([*_without(copies, *lost), StoredCopy(_OLD)])
+    plan = recovery_plan(_without(copies, *lost), [_OLD])
     assert plan is not None
     assert (plan.version == _NEW) is survives
     for rank in range(len(nodes)):
@@ -153,3 +154,16 @@ def test_options_are_checked(options: dict[str, Any], told: str) -> None:
     """At once, before a rank connects."""
     with pytest.raises(OptionError, match=told):
         Partner(**options)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"12345678[]", "the header is damaged"),
+        (xxhash.xxh3_64_digest(b"[]") + b"[]", "the header is of another version"),
+    ],
+)
+def test_a_header_that_cannot_be_read(data: bytes, message: str) -> None:
+    """Another version of iobench may have left it: storage is read instead."""
+    with pytest.raises(ReplicaError, match=f"the replica of rank 1: {message}"):
+        SaveHeader.parse(data, "the replica of rank 1")

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import SavePlan
 
-from iobench.checkpoint.ranked.slice_planner import SlicePlanner
 from iobench.errors import UsageError
+from iobench.integrations.slice_planner import SlicePlanner
 from iobench.linux import PAGE
 from iobench.ranks.restore_plan import MAX_IMBALANCE
 
