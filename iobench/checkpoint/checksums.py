@@ -18,10 +18,10 @@ from iobench.checkpoint.manifest import FileRecord, Piece, Pieces
 from iobench.checkpoint.streamed import StreamedImage
 from iobench.errors import DataMismatchError
 from iobench.formats.collector import collector_paused
-from iobench.ranks.exchange import WatchedImage
 from iobench.units import KIB, MIB
 from iobench.writers.base import CopyReader
 from iobench.writers.blocks.channel import Channel, Lease
+from iobench.writers.blocks.progress import WatchedImage
 from iobench.writers.device.staging import staged
 from iobench.writers.image import Bytes, FileImage, WrappedImage
 from iobench.writers.transfer import Meter, Transfer

@@ -17,18 +17,12 @@ from iobench.checkpoint.manifest import FileRecord
 from iobench.errors import DataMismatchError
 from iobench.formats.tensor_slices import GAP_BYTES, room_for
 from iobench.ranks.control import Control
-from iobench.ranks.exchange import (
-    HeldBytes,
-    OtherRankError,
-    Progress,
-    Reader,
-    Transport,
-    WatchedImage,
-)
+from iobench.ranks.exchange import HeldBytes, OtherRankError, Reader, Transport
 from iobench.ranks.restore_plan import Range, RestoreMode
 from iobench.ranks.world import World
 from iobench.units import MIB
 from iobench.writers.base import CopyReader
+from iobench.writers.blocks.progress import Progress, WatchedImage
 from iobench.writers.image import Bytes, FileImage, Segment
 from iobench.writers.transfer import Transfer
 

@@ -15,8 +15,8 @@ import torch
 
 from iobench.checkpoint.manifest import FileRecord
 from iobench.checkpoint.piece_reader import AT_ONCE, PieceReader, StoredPiece, piece_reader, windows
-from iobench.checkpoint.ranked.structure import local_box
-from iobench.checkpoint.stored import WantedTensor, empty_local, is_sharded
+from iobench.checkpoint.ranked.structure import empty_local, is_sharded, local_box
+from iobench.checkpoint.stored import WantedTensor
 from iobench.errors import DataMismatchError, StateMismatchError, TargetError, transfer_errors
 from iobench.formats.safetensors_file import SafetensorsFile, TensorInFile
 from iobench.formats.tensor_slices import GAP_BYTES, CutPart, Span, rows_of, spans

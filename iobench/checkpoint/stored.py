@@ -17,7 +17,6 @@ import msgspec
 import numpy as np
 import torch
 import xxhash
-from torch.distributed.tensor import DTensor
 
 from iobench.checkpoint.checksums import read_compared, read_file
 from iobench.checkpoint.manifest import FileRecord, Manifest
@@ -26,13 +25,17 @@ from iobench.checkpoint.piece_reader import PieceReader, StoredPiece, pieces_of
 from iobench.checkpoint.ranked.dcp_files import INDEX
 from iobench.checkpoint.ranked.structure import (
     StatePath,
+    empty_local,
+    is_sharded,
     local_box,
     name_of,
+    sharded_like,
     shared_skeleton,
     stock_paths,
 )
+from iobench.checkpoint.rebuild import readable, unflatten
 from iobench.checkpoint.serialized import FORMAT, SKELETON, TENSORS
-from iobench.checkpoint.state_tree import parsed, readable, unflatten
+from iobench.checkpoint.state_tree import parsed
 from iobench.errors import DataMismatchError, StateMismatchError
 from iobench.formats import safetensors
 from iobench.formats.collector import collector_paused
@@ -46,9 +49,8 @@ from iobench.writers.transfer import Transfer
 
 __all__ = [
     *("Compared", "StoredChunk", "StoredState", "StoredTensor", "WantedTensor"),
-    *("compare_state", "compared_with", "disjoint", "empty_local", "is_sharded"),
-    *("one_by_one", "paths_elsewhere", "read_any", "read_pieces", "resharded"),
-    *("sharded_like", "stored_state", "tensors_of", "without"),
+    *("compare_state", "compared_with", "disjoint", "one_by_one", "paths_elsewhere"),
+    *("read_any", "read_pieces", "resharded", "stored_state", "tensors_of", "without"),
 ]
 
 
@@ -187,11 +189,6 @@ class _Index(msgspec.Struct):
     tensors: dict[str, _Tensor]
 
 
-def is_sharded(value: Any) -> bool:
-    """Whether a value is a DTensor. Without one, its module is not imported."""
-    return isinstance(value, torch.Tensor) and hasattr(value, "placements")
-
-
 def tensors_of(
     value: Any, path: StatePath = (), kinds: tuple[type, ...] = (torch.Tensor, np.ndarray)
 ) -> Iterator[tuple[StatePath, Any]]:
@@ -283,28 +280,6 @@ def compared_with(
     _compare(like, wanted, found, where)
     sharded = {saved[path]: value for path, value in expected.items() if is_sharded(value)}
     return Compared(sharded, gone)
-
-
-def empty_local(sharded: Any) -> torch.Tensor:
-    """Return new memory for this rank's part of a DTensor, on its device."""
-    device = sharded._local_tensor.device
-    if device.type == "meta":
-        kind = sharded.device_mesh.device_type
-        device = torch.device(kind, torch.cuda.current_device()) if kind == "cuda" else kind
-    return torch.empty(local_box(sharded)[0], dtype=sharded.dtype, device=device)
-
-
-def sharded_like(sharded: Any, local: torch.Tensor) -> Any:
-    """Return a DTensor with the sharding of `sharded` on the memory `local`. No collective."""
-    whole = torch.empty(sharded.shape, dtype=sharded.dtype, device="meta")
-    return DTensor.from_local(
-        local,
-        sharded.device_mesh,
-        sharded.placements,
-        run_check=False,
-        shape=whole.shape,
-        stride=whole.stride(),
-    )
 
 
 def resharded(state: Any, like: Any) -> Any:

@@ -18,7 +18,7 @@ from iobench.checkpoint.manifest import PinnedGeneration
 from iobench.checkpoint.piece_reader import HeldFiles, piece_reader
 from iobench.checkpoint.place import RankedParticipant, RemoteCopyOf, SaveParticipant
 from iobench.checkpoint.ranked.plan import data_file
-from iobench.checkpoint.ranked.structure import StatePath
+from iobench.checkpoint.ranked.structure import StatePath, is_sharded
 from iobench.checkpoint.restore import (
     Candidates,
     Loaded,
@@ -28,7 +28,7 @@ from iobench.checkpoint.restore import (
 )
 from iobench.checkpoint.retention import by_age, readable_manifest
 from iobench.checkpoint.store import CheckpointStore
-from iobench.checkpoint.stored import is_sharded, tensors_of
+from iobench.checkpoint.stored import tensors_of
 from iobench.errors import StateMismatchError, UsageError
 from iobench.ranks.restore_plan import RestoreMode
 from iobench.ranks.together import JobRanks

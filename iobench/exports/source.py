@@ -21,9 +21,10 @@ from iobench.checkpoint.ranked.structure import (
     stock_values,
     tensor_entries,
 )
+from iobench.checkpoint.rebuild import readable
 from iobench.checkpoint.retention import abandoned_first, in_save_order
 from iobench.checkpoint.serialized import SKELETON, TENSORS
-from iobench.checkpoint.state_tree import parsed, readable
+from iobench.checkpoint.state_tree import parsed
 from iobench.checkpoint.stored import one_by_one
 from iobench.errors import DataMismatchError, TransferError, UsageError
 from iobench.formats.tensors import torch_dtype

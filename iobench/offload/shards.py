@@ -16,8 +16,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from iobench.checkpoint.ranked.structure import local_box
-from iobench.checkpoint.stored import is_sharded
+from iobench.checkpoint.ranked.structure import is_sharded, local_box
 from iobench.errors import RankError, StateError, TargetError
 
 __all__ = ["ShardRanks", "local_gradient", "local_part", "local_shard"]

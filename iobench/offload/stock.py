@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from iobench.checkpoint.stored import is_sharded, sharded_like
+from iobench.checkpoint.ranked.structure import is_sharded, sharded_like
 from iobench.errors import StateError, UsageError
 from iobench.formats import safetensors, torch_file
 from iobench.formats.tensors import torch_dtype

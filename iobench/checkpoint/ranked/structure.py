@@ -21,15 +21,8 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 
 from iobench.checkpoint.aliases import Leaf, View
 from iobench.checkpoint.per_rank import PerRank
-from iobench.checkpoint.state_tree import (
-    Collected,
-    FlatState,
-    Share,
-    Template,
-    flatten,
-    json_text,
-    unflatten,
-)
+from iobench.checkpoint.rebuild import unflatten
+from iobench.checkpoint.state_tree import Collected, FlatState, Share, Template, flatten, json_text
 from iobench.errors import StateError
 from iobench.formats.many_parts import Numbers
 from iobench.formats.tensor_layouts import Located, TensorLayouts, numbers
@@ -42,11 +35,14 @@ __all__ = [
     "RankStructure",
     "StockValue",
     "ValueFiles",
+    "empty_local",
+    "is_sharded",
     "local_box",
     "local_state",
     "localized",
     "name_of",
     "own_skeletons",
+    "sharded_like",
     "shared_skeleton",
     "stock_paths",
     "stock_values",
@@ -289,6 +285,33 @@ def local_box(sharded: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
         return (0,) * sharded.ndim, (0,) * sharded.ndim
     sizes, offsets = compute_local_shape_and_global_offset(sharded.shape, mesh, sharded.placements)
     return tuple(sizes), tuple(offsets)
+
+
+def is_sharded(value: Any) -> bool:
+    """Whether a value is a DTensor. Without one, its module is not imported."""
+    return isinstance(value, torch.Tensor) and hasattr(value, "placements")
+
+
+def empty_local(sharded: Any) -> torch.Tensor:
+    """Return new memory for this rank's part of a DTensor, on its device."""
+    device = sharded._local_tensor.device
+    if device.type == "meta":
+        kind = sharded.device_mesh.device_type
+        device = torch.device(kind, torch.cuda.current_device()) if kind == "cuda" else kind
+    return torch.empty(local_box(sharded)[0], dtype=sharded.dtype, device=device)
+
+
+def sharded_like(sharded: Any, local: torch.Tensor) -> Any:
+    """Return a DTensor with the sharding of `sharded` on the memory `local`. No collective."""
+    whole = torch.empty(sharded.shape, dtype=sharded.dtype, device="meta")
+    return DTensor.from_local(
+        local,
+        sharded.device_mesh,
+        sharded.placements,
+        run_check=False,
+        shape=whole.shape,
+        stride=whole.stride(),
+    )
 
 
 class Held(NamedTuple):

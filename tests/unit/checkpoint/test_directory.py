@@ -143,7 +143,7 @@ def _refuse(monkeypatch: pytest.MonkeyPatch, name: str) -> list[str]:
             raise PermissionError(errno.EACCES, "Permission denied", str(path))
         remove_tree(path)
 
-    monkeypatch.setattr("iobench.checkpoint.staged.remove_tree", refuse)
+    monkeypatch.setattr("iobench.writers.removal.remove_tree", refuse)
     return refused
 
 
@@ -172,7 +172,7 @@ def test_an_interrupt_while_old_files_are_removed(many: Path, monkeypatch) -> No
             raise error
         remove_tree(path)
 
-    monkeypatch.setattr("iobench.checkpoint.staged.remove_tree", interrupted)
+    monkeypatch.setattr("iobench.writers.removal.remove_tree", interrupted)
     with pytest.raises(KeyboardInterrupt):
         ckpt.close()
     assert _hidden(many) == 10

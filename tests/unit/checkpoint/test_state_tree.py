@@ -15,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from iobench.checkpoint.aliases import Leaf
-from iobench.checkpoint.state_tree import flatten, unflatten
+from iobench.checkpoint.rebuild import unflatten
+from iobench.checkpoint.state_tree import flatten
 from iobench.errors import StateError
 from iobench.formats.tensors import tensor_from_bytes, torch_dtype
 

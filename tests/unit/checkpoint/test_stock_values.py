@@ -22,7 +22,8 @@ from iobench.checkpoint.ranked.structure import (
     stock_paths,
     stock_values,
 )
-from iobench.checkpoint.state_tree import flatten, unflatten
+from iobench.checkpoint.rebuild import unflatten
+from iobench.checkpoint.state_tree import flatten
 from iobench.checkpoint.stored import one_by_one
 from iobench.errors import DataMismatchError, StateError
 

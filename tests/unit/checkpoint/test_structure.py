@@ -17,8 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from iobench.checkpoint import serialized
+from iobench.checkpoint.rebuild import unflatten
 from iobench.checkpoint.serialized import Serialized, Serializer
-from iobench.checkpoint.state_tree import unflatten
 from iobench.errors import StateError
 from iobench.formats.tensors import resolved, tensor_from_bytes, torch_dtype
 
