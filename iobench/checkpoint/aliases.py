@@ -14,8 +14,6 @@ from iobench.formats.tensor_layouts import TensorLayouts
 from iobench.formats.tensors import dtype_name, tensor_bytes, tensor_memory, torch_dtype
 from iobench.writers.image import AnyMemory, Bytes
 
-__all__ = ["ALIGNMENT", "Leaf", "View", "share"]
-
 ALIGNMENT = 16
 """Bytes of the widest element of a torch dtype, complex128."""
 _new = tuple.__new__

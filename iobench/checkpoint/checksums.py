@@ -26,11 +26,6 @@ from iobench.writers.device.staging import staged
 from iobench.writers.image import Bytes, FileImage, WrappedImage
 from iobench.writers.transfer import Meter, Transfer
 
-__all__ = [
-    *("PieceDigests", "compared", "read_compared", "read_file"),
-    *("record_of", "recorded"),
-]
-
 _RUN = MIB  # of small pieces: few calls of Python, and other threads do not wait long for the GIL
 _EMPTY = np.empty(0, dtype=np.uint8)
 

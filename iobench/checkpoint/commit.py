@@ -47,8 +47,6 @@ from iobench.writers.base import Writer
 from iobench.writers.image import Bytes
 from iobench.writers.s3_store.target import is_s3
 
-__all__ = ["Committer"]
-
 _NEXT = "next checkpoint"
 _BEGIN = "the begin of a save"
 

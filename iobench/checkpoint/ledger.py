@@ -13,8 +13,6 @@ from iobench.checkpoint.store import CheckpointStore
 from iobench.errors import UsageError
 from iobench.writers.removal import warn_of
 
-__all__ = ["Ledger"]
-
 _SWEPT = 8
 """Removed checkpoints whose files one save removes: more than it makes, but not a thousand."""
 

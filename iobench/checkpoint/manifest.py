@@ -22,11 +22,6 @@ from iobench.errors import DataMismatchError
 from iobench.formats.collector import collector_paused
 from iobench.text import parse_json
 
-__all__ = [
-    *("MANIFEST", "SCHEMA", "FileRecord", "Manifest", "Piece", "Pieces"),
-    *("PinnedGeneration", "name_of", "quoted", "step_of"),
-]
-
 
 class Pieces:
     """Consecutive pieces of a file, usually one tensor each. The next save may use it too."""

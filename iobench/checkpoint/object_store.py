@@ -24,8 +24,6 @@ from iobench.writers.s3 import S3Writer
 from iobench.writers.s3_store.target import S3Target
 from iobench.writers.s3_store.upload import leaves_failed
 
-__all__ = ["SERIAL", "ObjectStore", "StagedObjects"]
-
 SERIAL = "serial-"
 """Begin of the name of the object that says the serial number of a checkpoint, such as serial-7."""
 

@@ -23,8 +23,6 @@ from iobench.writers.blocks.channel import Channel, Lease, LeaseState, OnFull
 from iobench.writers.device.cuda import cuda_device
 from iobench.writers.image import Bytes
 
-__all__ = ["Persister", "Pick", "Snapshot", "end_unclosed", "newest"]
-
 _LOOK_AGAIN_S = 1.0
 _NO_LIMIT = 1 << 30
 _NICE = 10  # about a tenth of the CPU when training uses all of it

@@ -26,11 +26,6 @@ from iobench.writers.blocks.progress import Progress, WatchedImage
 from iobench.writers.image import Bytes, FileImage, Segment
 from iobench.writers.transfer import Transfer
 
-__all__ = [
-    *("AT_ONCE", "Deliver", "HeldFiles", "PieceReader", "StoredPiece"),
-    *("piece_reader", "pieces_of", "windows"),
-]
-
 AT_ONCE = 512 * MIB
 """Bytes of the pieces that are read at once."""
 

@@ -27,12 +27,6 @@ from iobench.writers.image import Bytes, FileImage
 from iobench.writers.rate_limit import RateLimit
 from iobench.writers.transfer import Transfer
 
-__all__ = [
-    *("Format", "LocalPlace", "PartOffer", "PartTarget", "Place"),
-    *("RankedParticipant", "RemoteCopyOf", "SaveParticipant", "SavedContent", "Tier", "Written"),
-]
-
-
 RemoteCopyOf = Callable[[Manifest], tuple[str | Path, Writer] | None]
 """Returns where a remote tier has this very checkpoint, and its writer; None if it has not."""
 

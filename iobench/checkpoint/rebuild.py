@@ -17,8 +17,6 @@ from iobench.checkpoint.per_rank import SavedPerRank
 from iobench.errors import DataMismatchError
 from iobench.formats.tensors import torch_dtype
 
-__all__ = ["readable", "unflatten"]
-
 
 def unflatten(
     skeleton: Any, tensors: Mapping[str, torch.Tensor], *, rank: int = 0, ranks: int = 1

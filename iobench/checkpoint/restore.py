@@ -30,11 +30,6 @@ from iobench.writers.base import CopyReader, StoredReader, Writer
 from iobench.writers.config import writer_of
 from iobench.writers.transfer import Transfer
 
-__all__ = [
-    *("Candidates", "Loaded", "OnCorrupt", "StoredCandidates"),
-    *("WrappedCandidates", "check_not_offloaded", "load_checkpoint", "restore"),
-]
-
 
 class Candidates(Checkpoints, Protocol):
     """The checkpoints of a run, for one restore.

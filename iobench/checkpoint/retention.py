@@ -17,11 +17,6 @@ from iobench.checkpoint.store import Checkpoints
 from iobench.errors import DataMismatchError, OptionError, TransferError
 from iobench.writers.blocks.workers import map_in_workers
 
-__all__ = [
-    *("KeepAll", "KeepEvery", "KeepLast", "Retention", "abandoned_first", "by_age"),
-    *("damage_of", "in_save_order", "outlines", "readable_manifest"),
-]
-
 
 def damage_of(
     error: DataMismatchError | TransferError, location: str | Path

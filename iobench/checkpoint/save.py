@@ -16,8 +16,6 @@ from typing import Any, Literal, Self
 
 from iobench.writers.transfer import Transfer
 
-__all__ = ["Copy", "CopyState", "OnEvent", "Save", "SaveEvent", "SaveEvents", "Status"]
-
 CopyState = Literal["volatile", "durable", "waiting", "draining", "verified", "dropped", "failed"]
 
 

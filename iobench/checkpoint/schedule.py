@@ -11,8 +11,6 @@ from statistics import median
 from iobench.checkpoint.save import Save
 from iobench.errors import OptionError
 
-__all__ = ["Auto", "Every", "Schedule", "shortest_interval"]
-
 
 def shortest_interval(*, step_s: float, stall_s: float, persist_s: float, budget: float) -> int:
     """Return the fewest steps between checkpoints that CheckFreq's rule allows, 1 or more.

@@ -33,11 +33,6 @@ from iobench.formats.tensors import tensor_bytes
 from iobench.units import GIB
 from iobench.writers.image import Bytes, FileImage
 
-__all__ = [
-    *("FORMAT", "SKELETON", "TENSORS", "SafetensorsFormat", "Serialized", "Serializer"),
-    *("Structure", "of_one_rank"),
-]
-
 
 def of_one_rank(state: Any) -> Any:
     """Return `state` with plain tensors for DTensors, which in a world of one are whole.

@@ -31,8 +31,6 @@ from iobench.writers.image import Bytes
 from iobench.writers.s3_store.target import S3Target, is_s3
 from iobench.writers.transfer import Meter, Transfer
 
-__all__ = ["ShardedLoad", "load_sharded"]
-
 _SUFFIX, _INDEX = ".safetensors", ".safetensors.index.json"
 
 

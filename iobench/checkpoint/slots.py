@@ -19,8 +19,6 @@ from iobench.writers.device.base import Device
 from iobench.writers.device.cuda import cuda_device
 from iobench.writers.image import Bytes
 
-__all__ = ["Slot", "SlotPool"]
-
 SlotT = TypeVar("SlotT", bound="Slot")
 
 _REMEDY = "use fewer slots, or save() in place of save_async()"

@@ -27,8 +27,6 @@ from iobench.writers.device.staging import DeviceCopies
 from iobench.writers.image import AnyMemory, Bytes, FileImage
 from iobench.writers.transfer import Meter
 
-__all__ = ["Content", "LazyCopy", "copy_image", "copy_into", "gpus_of"]
-
 # Large enough for a memcpy past the caches of the CPU, small enough to end together.
 _BLOCK = 16 * MIB
 _ALONE = 64 * MIB  # of one thread: a block costs 0.06 ms of Python and system calls

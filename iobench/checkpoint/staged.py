@@ -21,11 +21,6 @@ from iobench.writers.local.directory_lock import DirectoryLock
 from iobench.writers.local.new_file import sync_directory
 from iobench.writers.removal import remove_all, remove_entry, warn_of
 
-__all__ = [
-    *("REPLACED_SUFFIX", "STAGING_SUFFIX", "Staged", "StagedCheckpoint"),
-    *("exchange", "put_back", "reraise"),
-]
-
 STAGING_SUFFIX = ".iobench-staging"
 
 REPLACED_SUFFIX = f".replaced{STAGING_SUFFIX}"

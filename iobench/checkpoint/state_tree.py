@@ -32,11 +32,6 @@ from iobench.formats.tensor_layouts import TensorLayouts, all_plain, are_strided
 from iobench.formats.tensors import dtype_name, resolved
 from iobench.writers.image import Bytes
 
-__all__ = [
-    *("Collected", "FlatState", "PlainValue", "Share", "Template"),
-    *("flatten", "json_text", "parsed"),
-]
-
 json_text = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 """Returns the JSON of an encoded value, without spaces."""
 

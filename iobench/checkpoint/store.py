@@ -29,14 +29,6 @@ from iobench.writers.local.new_file import PART_SUFFIX, sync_directory
 from iobench.writers.removal import Backlog, remove_all, remove_entry, warn_of
 from iobench.writers.s3_store.target import is_s3
 
-__all__ = [
-    "CheckpointStore",
-    "Checkpoints",
-    "DirectoryStore",
-    "release_unclosed",
-    "store_at",
-]
-
 
 class Checkpoints(Protocol):
     """The checkpoints of one run, to be listed and read."""

@@ -47,12 +47,6 @@ from iobench.writers.base import CopyReader
 from iobench.writers.image import Bytes
 from iobench.writers.transfer import Transfer
 
-__all__ = [
-    *("Compared", "StoredChunk", "StoredState", "StoredTensor", "WantedTensor"),
-    *("compare_state", "compared_with", "disjoint", "one_by_one", "paths_elsewhere"),
-    *("read_any", "read_pieces", "resharded", "stored_state", "tensors_of", "without"),
-]
-
 
 class StoredChunk(NamedTuple):
     """The elements [offset, offset + size) of a tensor, `data_at` bytes after a piece begins."""

@@ -12,8 +12,6 @@ from iobench.formats.many_parts import ManyParts
 from iobench.writers.device.base import Device
 from iobench.writers.image import AnyMemory, FileImage, Segment
 
-__all__ = ["Streamed", "StreamedImage"]
-
 
 class Streamed:
     """A file whose bytes before `begin` a writer takes from the memory of the state.

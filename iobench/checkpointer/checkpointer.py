@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from iobench.remote.snapshot_memory import TierUse
     from iobench.replicas.replicator import Replicated
 
-__all__ = ["Checkpointer"]
 
 DEADLINE_S = 1800.0
 

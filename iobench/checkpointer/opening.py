@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from iobench.remote.snapshot_memory import SnapshotMemory
     from iobench.replicas.replicator import Replicator
 
-__all__ = ["CheckpointerOptions", "Opening", "WhenFull"]
 
 WhenFull = Literal["wait", "skip", "drop", "raise"]
 """What a save does without a free slot. "raise" waits, and raises if the budget is too small."""

@@ -41,8 +41,6 @@ from iobench.replicas.recovery import RecoveryPlan
 from iobench.replicas.replicator import Replicator
 from iobench.writers.base import Writer
 
-__all__ = ["Restoring", "Stateful", "expected_of", "resume_into"]
-
 
 @dataclass(kw_only=True)
 class Restoring:

@@ -22,8 +22,6 @@ from iobench.remote.snapshot_memory import SnapshotMemory
 from iobench.writers.blocks import interpreter_end
 from iobench.writers.blocks.channel import Channel, Lease, LeaseState, OnFull
 
-__all__ = ["Contents", "Saving"]
-
 _REMEMBERED = 1000  # length of `saves`
 
 

@@ -37,8 +37,6 @@ from iobench.ranks.wire import Wire, introduce, sendable
 from iobench.ranks.world import OWN, World
 from iobench.units import parse_seconds
 
-__all__ = ["ClockOffset", "Control", "shared_control"]
-
 LOST_AFTER_S = 300.0
 """Silence after which a rank is lost. The variable IOBENCH_LOST_AFTER gives another time.
 

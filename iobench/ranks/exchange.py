@@ -49,8 +49,6 @@ from iobench.writers.blocks.workers import Blocks
 from iobench.writers.image import FileImage
 from iobench.writers.transfer import Meter, Transfer
 
-__all__ = ["Exchange", "HeldBytes", "OtherRankError", "Reader", "SentPiece", "Transport"]
-
 _STALLED_S = 300.0
 _GREETING_S = 20.0
 _CONNECT_S = 60.0

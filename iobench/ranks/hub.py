@@ -21,8 +21,6 @@ from iobench.ranks import calls
 from iobench.ranks.wire import HEAD, Hello, Listener, Message, Welcome, Wire, decoded, lengths, pack
 from iobench.writers.blocks import interpreter_end
 
-__all__ = ["Hub"]
-
 _GREETING_S = 5.0
 _ROOM = 4096  # connections that wait for the hub; the kernel cuts it to net.core.somaxconn
 _STRANGERS = 64  # connections of others than ranks

@@ -40,7 +40,6 @@ from iobench.ranks.world import OWN, World, is_loopback
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
-__all__ = ["Interface", "Meeting", "chosen_interface", "meet", "runtime_directory", "runtime_path"]
 
 _VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 _SIOCGIFADDR = 0x8915  # linux/sockios.h

@@ -21,12 +21,6 @@ from typing import Literal, NamedTuple, get_args
 from iobench.errors import OptionError
 from iobench.units import KIB
 
-__all__ = [
-    *("MAX_IMBALANCE", "MODES", "RESTORE_MODES", "Range", "ReadMode", "ReadPlan"),
-    *("RestoreMode", "RingPiece", "Shared", "check_restore_mode", "fitting_align"),
-    *("head", "held_plan", "merged", "plan", "shared", "slices", "writers_of"),
-]
-
 MAX_IMBALANCE = 0.01
 """Largest share of bytes that a rank writes above the mean of its node's writers."""
 _SMALLEST = 64 * KIB

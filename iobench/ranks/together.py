@@ -16,8 +16,6 @@ from iobench.ranks.control import Control, shared_control
 from iobench.ranks.world import World
 from iobench.writers.s3_store.target import is_s3
 
-__all__ = ["ALONE", "JobRanks", "begin_together", "distinct", "together"]
-
 T = TypeVar("T")
 
 

@@ -32,11 +32,6 @@ from iobench.errors import IobenchError
 from iobench.units import MIB
 from iobench.writers.image import Bytes
 
-__all__ = [
-    *("HEAD", "Challenge", "Hello", "Listener", "Message", "Refusal", "Welcome"),
-    *("Wire", "decoded", "introduce", "lengths", "pack", "sendable", "welcome_for"),
-]
-
 HEAD = struct.Struct("!4sIQ")
 """In front of a message: the magic, the length of the text and that of the bytes."""
 

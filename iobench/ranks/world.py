@@ -11,8 +11,6 @@ from typing import Literal
 
 from iobench.errors import OptionError, UsageError
 
-__all__ = ["AnyWorld", "World", "is_loopback"]
-
 OWN = "iobench"
 """The launcher of ranks that a run of iobench starts itself, on its own machine."""
 

@@ -36,8 +36,6 @@ from iobench.units import GIB, MIB, format_size
 from iobench.writers.image import Bytes, FileImage
 from iobench.writers.local.directory_lock import LOCK, DirectoryLock
 
-__all__ = ["ReplicaDirectory", "job_of", "remove_unused", "replica_directories"]
-
 _RUN_IDS = ("IOBENCH_JOB", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "PMIX_NAMESPACE", "PMI_JOBID")
 _SPARE = GIB
 """Memory that is left to everything else on the node."""

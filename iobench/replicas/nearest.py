@@ -29,8 +29,6 @@ from iobench.replicas.replicator import Replicator
 from iobench.writers.base import CopyReader, Writer
 from iobench.writers.image import FileImage
 
-__all__ = ["ReplicaCandidates", "manifest_of"]
-
 _NAME = "replicas"
 """Of this source in Loaded."""
 

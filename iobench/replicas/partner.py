@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from iobench.errors import OptionError, UsageError
 from iobench.units import parse_seconds, parse_size
 
-__all__ = ["Partner", "partner_nodes"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Partner:

@@ -15,8 +15,6 @@ from iobench.checkpoint.ranked.messages import Part
 from iobench.errors import ReplicaError
 from iobench.writers.image import FileImage
 
-__all__ = ["MemoryCopy", "RecoveryPlan", "SaveHeader", "Version", "recovery_plan"]
-
 
 class Version(NamedTuple):
     """One save of all ranks. Of two saves of a run, the later one has the greater `serial`.

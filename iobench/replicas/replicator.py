@@ -33,8 +33,6 @@ from iobench.units import MIB
 from iobench.writers.image import FileImage
 from iobench.writers.rate_limit import RateLimit
 
-__all__ = ["Replicated", "Replicator"]
-
 _ROUND_S = 24 * 3600.0  # a lost rank is known long before
 _OPEN_S, _CLOSE_S = 120.0, 300.0
 _NICE = 10

@@ -54,8 +54,6 @@ from iobench.writers.blocks.workers import map_in_workers
 from iobench.writers.image import Bytes, FileImage
 from iobench.writers.transfer import Transfer
 
-__all__ = ["FORMAT", "INDEX", "METADATA", "DcpFormat", "Indexer", "merged"]
-
 _SHOWN = 60  # characters of a value in a message
 
 

@@ -22,8 +22,6 @@ from iobench.writers.blocks import interpreter_end
 from iobench.writers.blocks.channel import Lease, LeaseState
 from iobench.writers.image import FileImage
 
-__all__ = ["Committed", "Ending", "Order", "Part", "Turns", "VoteError", "part_file", "shown"]
-
 
 def part_file(rank: int) -> str:
     """Return the name of a rank's part manifest."""

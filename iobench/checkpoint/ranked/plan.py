@@ -39,11 +39,6 @@ from iobench.formats.tensors import dtype_name, tensor_bytes, tensor_memory, tor
 from iobench.ranks.together import JobRanks
 from iobench.writers.image import Bytes, FileImage
 
-__all__ = [
-    *("Box", "BoxSource", "Planning", "RankContent", "RankPlan", "WholePlan"),
-    *("data_file", "local_plan", "made_plan", "whole_plan"),
-]
-
 
 def _item(
     name: str, kind: str, dtype: str, shape: list[int], offsets: list[int], sizes: list[int]

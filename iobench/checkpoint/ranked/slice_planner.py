@@ -17,8 +17,6 @@ from iobench.errors import UsageError
 from iobench.ranks.restore_plan import Range, fitting_align, slices, writers_of
 from iobench.units import MIB
 
-__all__ = ["BLOCK_SIZE", "CutPlanner", "boxes", "chunk_of", "cut_bytes"]
-
 
 class _Box(NamedTuple):
     """Elements [offset, offset + size) in each dimension."""

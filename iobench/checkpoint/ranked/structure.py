@@ -29,27 +29,6 @@ from iobench.formats.tensor_layouts import Located, TensorLayouts, numbers
 from iobench.formats.tensors import tensor_from_bytes, torch_dtype
 from iobench.writers.image import Bytes
 
-__all__ = [
-    "Held",
-    "LocalState",
-    "RankStructure",
-    "StockValue",
-    "ValueFiles",
-    "empty_local",
-    "is_sharded",
-    "local_box",
-    "local_state",
-    "localized",
-    "name_of",
-    "own_skeletons",
-    "sharded_like",
-    "shared_skeleton",
-    "stock_paths",
-    "stock_values",
-    "tensor_entries",
-    "tied",
-]
-
 StatePath = tuple[str | int, ...]
 
 

@@ -8,8 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 
 from iobench.writers.image import FileImage, WrappedImage
 
-__all__ = ["Progress", "WatchedImage"]
-
 
 class Progress:
     """Parts [start, stop) of a file that do not overlap. Thread-safe."""
