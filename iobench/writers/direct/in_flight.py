@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
-import functools
 import os
 import time
 from collections.abc import Callable
@@ -19,7 +19,9 @@ _RING_TRANSIENT = {errno.EAGAIN, errno.EBUSY, errno.EINTR}
 _RING_PAUSE_S = 0.005
 _PAUSES = 1000  # give up after 5 s in which the kernel takes and completes no operation
 
-_FLAGS = 1 << 8 | 1 << 12 | 1 << 13  # COOP_TASKRUN, SINGLE_ISSUER, DEFER_TASKRUN: Linux >= 6.1
+# COOP_TASKRUN, SINGLE_ISSUER, DEFER_TASKRUN (Linux >= 6.1): a completion interrupts no thread. The
+# kernel processes it when the thread of the ring waits.
+_FLAGS = 1 << 8 | 1 << 12 | 1 << 13
 
 
 class Ring(Protocol):
@@ -62,7 +64,7 @@ class PyuringRing:
     """
 
     def __init__(self, depth: int) -> None:
-        self._ring = _set_up(depth, setup_flags())
+        self._ring = _set_up(depth)
         self._stuck = False  # whether an operation may be queued that the kernel has not taken
         self._broken: BaseException | None = None
 
@@ -148,22 +150,12 @@ def open_ring(depth: int) -> Ring:
     return PyuringRing(depth)
 
 
-@functools.cache
-def setup_flags() -> int:
-    """Return the flags of a ring: with them a completion interrupts no thread.
-
-    The kernel processes it when the thread of the ring waits. Raises UnavailableError.
-    """
+def _set_up(depth: int) -> Any:
+    pyuring = _pyuring()
     try:
-        _pyuring().UringCtx(entries=1, setup_flags=_FLAGS).close()
-    except OSError:  # an old kernel, or one without io_uring: the caller finds out
-        return 0
-    return _FLAGS
-
-
-def _set_up(depth: int, flags: int) -> Any:
-    try:
-        return _pyuring().UringCtx(entries=depth, setup_flags=flags)
+        with contextlib.suppress(OSError):  # an older kernel
+            return pyuring.UringCtx(entries=depth, setup_flags=_FLAGS)
+        return pyuring.UringCtx(entries=depth, setup_flags=0)
     except OSError as error:
         known = describe_io_uring()
         if known["works"]:  # a small ring works

@@ -19,7 +19,6 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from support.every_bytecode import SOON_S, Boom, Place, Tracer, at_every_place, within
 
 from iobench.testing import Footprint
-from iobench.writers.blocks import channel as lease_module
 from iobench.writers.blocks import channel as module
 from iobench.writers.blocks.channel import Channel, Lease, LeaseState, OnFull
 
@@ -294,7 +293,7 @@ def _check_over(work: _Work, leases: list[Lease[int]]) -> None:
 
 def _interrupted(where: str, place: Place | None, **options: Any) -> Tracer:
     """Use and close a channel, with Boom at `place` in the `submitter` or in a `worker`."""
-    tracer = Tracer([module.__file__, lease_module.__file__], place)
+    tracer = Tracer([module.__file__], place)
     # CPython 3.12 crashes when two threads trace the opcodes of one function.
     crashes = where == "worker" and sys.version_info[:2] == (3, 12)
     work = _Watched(workers=1 if crashes else 2, **options)

@@ -16,7 +16,7 @@ from support.pyuring_wheels import WHEELS_OF_PYURING
 from iobench.errors import UnavailableError
 from iobench.testing import Footprint, content
 from iobench.writers.direct import in_flight as module
-from iobench.writers.direct.in_flight import PyuringRing, open_ring, setup_flags
+from iobench.writers.direct.in_flight import PyuringRing, open_ring
 
 
 class _Ctx:
@@ -58,7 +58,6 @@ class _Ctx:
 def make(monkeypatch: pytest.MonkeyPatch):
     """Make a ring with a `_Ctx` that has these errors; pauses take no time."""
     monkeypatch.setattr(module.time, "sleep", lambda _: None)
-    monkeypatch.setattr(module, "setup_flags", lambda: 0)
 
     def made(*errors: int) -> tuple[PyuringRing, _Ctx]:
         ctx = _Ctx(list(errors))
@@ -124,12 +123,12 @@ def test_setup_flags_are_tried(monkeypatch: pytest.MonkeyPatch, refused: bool) -
     class Binding:
         @staticmethod
         def UringCtx(*, entries: int, setup_flags: int) -> _Ctx:  # noqa: N802, ARG004 -- pyuring's name
-            if refused:
+            if setup_flags and refused:
                 raise OSError(errno.EINVAL, "Invalid argument")
             return _Ctx(setup_flags=setup_flags)
 
     monkeypatch.setattr(module, "_pyuring", lambda: Binding)
-    assert setup_flags.__wrapped__() == (0 if refused else module._FLAGS)
+    assert module._set_up(4).flags == (0 if refused else module._FLAGS)
 
 
 def test_a_kernel_without_io_uring(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,7 +142,6 @@ def test_a_kernel_without_io_uring(monkeypatch: pytest.MonkeyPatch) -> None:
     known = {"works": False, "reason": "disabled for everybody", "remedy": "As root: sysctl"}
     monkeypatch.setattr(module, "_pyuring", lambda: Binding)
     monkeypatch.setattr(module, "describe_io_uring", lambda: known)
-    monkeypatch.setattr(module, "setup_flags", lambda: 0)
     with pytest.raises(UnavailableError) as caught:
         open_ring(4)
     assert caught.value.reason == "io_uring is disabled for everybody."
@@ -182,8 +180,6 @@ def test_a_real_ring(fd: int) -> None:
 def test_a_read_that_was_refused_is_never_made(fd: int) -> None:
     """A real kernel refuses a submission of another thread; the operation stays queued."""
     _require_io_uring()
-    if not setup_flags():
-        pytest.skip("the kernel has no rings of one thread")
     os.pwrite(fd, content(8192), 0)
     given_back, back = np.zeros(4096, dtype=np.uint8), np.zeros(4096, dtype=np.uint8)
     refused: list[int | None] = []
