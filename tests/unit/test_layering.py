@@ -52,12 +52,18 @@ def _modules() -> Iterator[tuple[str, ast.Module]]:
         yield dotted.removesuffix(".__init__") if dotted != "iobench.__init__" else dotted, tree
 
 
+@functools.cache
+def _import_nodes(tree: ast.AST) -> list[ast.Import | ast.ImportFrom]:
+    """Every import of the code, wherever in the file."""
+    return [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
+
+
 def _imports(tree: ast.AST) -> Iterator[str]:
-    """Every module of iobench that the code imports, wherever in the file."""
-    for node in ast.walk(tree):
+    """Every module of iobench that the code imports."""
+    for node in _import_nodes(tree):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and not node.level:
+        elif not node.level:
             # `from iobench import linux` imports a module too.
             assert node.module is not None
             own = node.module == "iobench"
@@ -80,7 +86,7 @@ def test_imports_only_go_down() -> None:
     for module, tree in _modules():
         part = _part(module)
         wrong += [(module, name) for name in _imports(tree) if _upward(part, _part(name))]
-        relative = [n for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and n.level]
+        relative = [n for n in _import_nodes(tree) if isinstance(n, ast.ImportFrom) and n.level]
         wrong += [(module, ast.unparse(node)) for node in relative]
     assert not wrong
 
@@ -128,7 +134,7 @@ def test_files_import_each_other_in_one_direction() -> None:
     imports = {}
     for module, tree in modules.items():
         names = {*_imports(tree)}
-        for node in ast.walk(tree):
+        for node in _import_nodes(tree):
             if isinstance(node, ast.ImportFrom) and node.module:
                 names |= {f"{node.module}.{alias.name}" for alias in node.names}
         imports[module] = {one for one in names & modules.keys() if _part(one) == _part(module)}

@@ -121,19 +121,21 @@ def test_the_bytes(
     lazy: bool,
     gpu: bool,
     stored: dict[int, bytes],
+    runs: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """They are those of a save without a budget, of the moment of the call; those of CUDA tensors
     after the work that the trainer had queued on the GPU."""
     first, device = _state(1), None
+    where = runs if gpu else tmp_path  # O_DIRECT on a disk, where syncs take time, once
     if gpu:
         kept = first["large"].clone()
         first["large"].zero_()
         device = states_on_a_gpu(monkeypatch)
         device.own.add(lambda: np.copyto(first["large"].numpy(), kept.numpy()))
     budget = int(share * len(stored[1]))
-    with Checkpointer(tmp_path, writer=writer, budget=budget, lazy=lazy) as ckpt:
+    with Checkpointer(where, writer=writer, budget=budget, lazy=lazy) as ckpt:
         for step, state in ((1, first), (2, _state(2))):
             save = ckpt.save_async(state, step)
             _change(state["array"])
@@ -147,8 +149,8 @@ def test_the_bytes(
             assert ckpt._persister.pool.size_bytes <= budget + 4096
         ckpt.save(_state(1), 3)
     assert device is None or not device.pending
-    assert [_tensors(tmp_path, step) for step in (1, 2, 3)] == [stored[n] for n in (1, 2, 1)]
-    assert [load_checkpoint(tmp_path, step)["step"] for step in (1, 2)] == [1, 2]
+    assert [_tensors(where, step) for step in (1, 2, 3)] == [stored[n] for n in (1, 2, 1)]
+    assert [load_checkpoint(where, step)["step"] for step in (1, 2)] == [1, 2]
 
 
 def test_cuda_tensors_are_read_after_queued_work(

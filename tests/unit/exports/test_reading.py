@@ -41,9 +41,7 @@ def _cut(array: np.ndarray, cuts: list[list[int]], at: Path) -> tuple[TensorPart
     width=st.sampled_from(["uint8", "int16", "float32", "int64", "complex128"]),
     piece=st.integers(1, 4096),
 )
-@settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_parts(
     shape: list[int], cuts: list[list[int]], width: str, piece: int, tmp_path: Path
 ) -> None:
