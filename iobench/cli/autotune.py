@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import enum
 import os
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import typer
 
 from iobench.cli.given import (
     HERE,
     FormatOption,
-    ListingFormat,
     QuietOption,
     WorkloadArgument,
     WorkloadOption,
@@ -37,33 +35,22 @@ if TYPE_CHECKING:
     from iobench.tune.tuning import Tuning
 
 
-class GoalChoice(enum.StrEnum):
-    """The choices of --objective."""
-
-    SAVE = "save"
-    RESTORE = "restore"
-    BALANCED = "balanced"
-    STALL = "stall"
-
-
 def autotune(
     ctx: typer.Context,
     workload: WorkloadArgument = None,
     workload_option: WorkloadOption = None,
     target: str = HERE,
     output: Path = Path("writer.toml"),
-    objective: GoalChoice = GoalChoice.SAVE,
+    objective: Literal["save", "restore", "balanced", "stall"] = "save",
     writer: str | None = None,
     max_time: str = "3min",
     max_bytes: str = "80GiB",
     max_memory: str | None = None,
     max_cpu: float | None = None,
     size: str | None = None,
-    rank: int = 0,
-    seed: int | None = None,
     journal: Path | None = None,
     resume: Path | None = None,
-    format_: FormatOption = ListingFormat.TABLE,
+    format_: FormatOption = "table",
     dry_run: bool = False,
     quiet: QuietOption = False,
 ) -> None:
@@ -85,8 +72,6 @@ def autotune(
         --max-cpu N: Leave out settings that take more CPU seconds per GiB (0.5).
         --size SIZE: Bytes of a checkpoint in the confirmation; the race uses 1/8 and 1/4 of it. [up
             to 1GiB, as the budget allows]
-        --rank N: The rank to replay.
-        --seed N: Seed of data, order and draws. [random]
         --journal FILE: Where every measurement is kept. [results/<run>.jsonl]
         --resume FILE: Continue this journal, with the options it began with; only -o may differ.
             A complete one gives its answer and its file again.
@@ -123,15 +108,13 @@ def autotune(
         asked = TuningRequest(
             workload=the_workload(workload, workload_option),
             target=target,
-            objective=objective.value,
+            objective=objective,
             writers=None if writer is None else [one.strip() for one in writer.split(",")],
-            rank=rank,
             size_bytes=_bytes(size, "--size"),
             max_s=parse_seconds(max_time, "--max-time"),
             max_bytes=parse_size(max_bytes, "--max-bytes"),
             max_memory_bytes=_bytes(max_memory, "--max-memory"),
             max_cpu_s_per_gib=max_cpu,
-            seed=seed,
         )
         tuning = Tuning.of(asked)
     _announce(tuning, quiet=quiet)

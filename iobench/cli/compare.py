@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from iobench.cli.given import Verb, print_warning
-from iobench.cli.pages import ReportOption, Shown
+from iobench.cli.given import DocumentFormat, Verb, print_warning
+from iobench.cli.pages import Shown
 from iobench.errors import IobenchError, RegressionError, UsageError
-from iobench.report.render import DocumentFormat
 from iobench.units import parse_percent
 
 if TYPE_CHECKING:
@@ -34,8 +33,7 @@ def compare(
     threshold: str = "5%",
     force: bool = False,
     strict: bool = False,
-    format_: DocumentFormat = DocumentFormat.TABLE,
-    page: ReportOption = None,
+    format_: DocumentFormat = "table",
 ) -> None:
     """Compare runs with earlier ones; exit code 5 on a regression.
 
@@ -47,12 +45,12 @@ def compare(
         --threshold PERCENT: Slower by more than this is a regression.
         --force: Compare runs that are not alike, and list the differences.
         --strict: Exit with 5 for one run a side too.
-        --format: How to print it; md is ready for a pull request.
+        --format: How to print it; md is ready for a pull request, html is a page with charts.
     """
     from iobench.report import compare as report
     from iobench.report.compare import compare_document
 
-    shown = Shown(form=format_, page=page)
+    shown = Shown(form=format_)
     allowed = parse_percent(threshold, "--threshold")
     before, after = (_read(side) for side in _sides(runs))
     old, new = (", ".join(str(one.path) for one in side) for side in (before, after))

@@ -7,9 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-import typer
-
-from iobench.cli.given import HERE, FormatOption, ListingFormat, the_directory
+from iobench.cli.given import HERE, FormatOption, the_directory
 from iobench.report.render import render
 from iobench.text import printable
 from iobench.units import count_of
@@ -24,16 +22,13 @@ SCHEMA = "iobench.doctor/1"
 _STYLES = {"warn": "yellow", "fail": "red", "note": "dim"}
 
 
-def doctor(
-    target: str = HERE, format_: FormatOption = ListingFormat.TABLE, strict: bool = False
-) -> None:
+def doctor(target: str = HERE, format_: FormatOption = "table") -> None:
     """Check this machine and a directory, and suggest remedies.
 
     It tries in the directory what the I/O paths need.
 
     Options:
         --target TARGET: The directory to look at. [here]
-        --strict: Exit with 1 for any warning or failure.
     """
     from iobench.environment import advise, describe_machine, describe_storage, probe_directory
     from iobench.environment.facts import Fact, machine_facts, storage_facts
@@ -74,8 +69,6 @@ def doctor(
         },
     )
     render(document, format_, sys.stdout)
-    if strict and any(item.level in ("warn", "fail") for item in advice):
-        raise typer.Exit(1)
 
 
 def _counts(advice: Sequence[Advice]) -> str:

@@ -2,32 +2,22 @@
 
 from __future__ import annotations
 
-import sys
-from dataclasses import asdict
-from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from iobench.cli.progress import VerifyProgress
 from iobench.ranks.world import World
-from iobench.report.render import write_json
-from iobench.text import printable, printable_values
+from iobench.text import printable
 from iobench.units import count_of, format_rate, format_seconds, format_size
 
 if TYPE_CHECKING:
     from iobench.exports.export import ExportReport
 
 
-class _Format(StrEnum):
-    SAFETENSORS = "safetensors"
-    TORCH = "torch"
-    DCP = "dcp"
-
-
 def export(
     checkpoint: str,
     *,
     output: str,
-    format_: _Format = _Format.SAFETENSORS,
+    format_: Literal["safetensors", "torch", "dcp"] = "safetensors",
     key: str = "",
     strip_prefix: str = "",
     dtype: str | None = None,
@@ -36,7 +26,6 @@ def export(
     writer: str | None = None,
     replace: bool = False,
     verify: bool = True,
-    json: bool = False,
 ) -> None:
     """Write a checkpoint for other programs: Hugging Face, torch, DCP.
 
@@ -58,7 +47,6 @@ def export(
         --writer WRITERS: Reads and writes: a writer or writer.toml. [hybrid; s3 to read a bucket]
         --replace: Replace an older export; config.json and the like stay.
         --verify/--no-verify: Read the new files again, and compare.
-        --json: Print the result as JSON.
     """
     from iobench.exports.export import export as write
 
@@ -67,7 +55,7 @@ def export(
         report = write(
             checkpoint,
             output,
-            format=format_.value,
+            format=format_,
             key=key,
             strip_prefix=strip_prefix,
             dtype=dtype,
@@ -78,12 +66,7 @@ def export(
             verify=verify,
             progress=progress.read,
         )
-    if not leads:
-        return
-    if json:
-        found = {"schema": "iobench.export/1", **asdict(report)}
-        write_json(dict(printable_values(found)), sys.stdout)
-    else:
+    if leads:
         _print(report)
 
 

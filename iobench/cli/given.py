@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 import inspect
 import os
 import re
@@ -13,13 +12,12 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, get_origin, get_type_hints
 
 import typer
 from typer.core import TyperCommand
 
 from iobench.errors import ResultFileError, UsageError
-from iobench.report.render import DocumentFormat
 from iobench.writers.s3_store.target import S3Target, is_s3
 
 DEFAULT_WORKLOAD = "llama7b"
@@ -29,7 +27,7 @@ _TABLES = re.compile(r"\n\n(?=(?:Arguments|Options):\n)")
 _CONTINUED = re.compile(r"\n {8}")
 _ENTRY = re.compile(r"    (.+?): (.*?)(?: \[(.*)\])?")
 _LIMITS: dict[str, dict[str, Any]] = {
-    **{name: {"min": 1} for name in ("steps", "repeat", "slots", "gpus_per_node")},
+    **{name: {"min": 1} for name in ("steps", "repeat", "gpus_per_node")},
     "rank": {"min": 0},
     "seed": {"min": 0, "max": LARGEST_SEED},
 }
@@ -37,15 +35,15 @@ _LIMITS: dict[str, dict[str, Any]] = {
 _LISTS = ("LIST", "N,...", "WRITERS")
 
 
-class ListingFormat(enum.StrEnum):
-    """Formats of the verbs that list something."""
-
-    TABLE = "table"
-    JSON = "json"
-
-
-FormatOption = Annotated[ListingFormat, typer.Option("--format", help="How to print it.")]
-DocumentFormatOption = Annotated[DocumentFormat, typer.Option("--format", help="How to print it.")]
+FormatOption = Annotated[
+    Literal["table", "json"], typer.Option("--format", help="How to print it.")
+]
+DocumentFormat = Literal["table", "json", "md", "html"]
+"""Formats of the verbs whose result may become part of a document."""
+DocumentFormatOption = Annotated[
+    DocumentFormat,
+    typer.Option("--format", help="How to print it; html is a page with charts."),
+]
 WorkloadArgument = Annotated[
     str | None, typer.Argument(metavar="WORKLOAD", hidden=True, show_default=False)
 ]
@@ -222,21 +220,6 @@ def check_output(output: Path | None, option: str = "-o", *, remedy: str = "") -
 HERE = "."
 """The default of --target."""
 _PLAN_INDENT = " " * 10  # width of the names of a plan's lines
-
-
-@contextmanager
-def server(wanted: bool, target: str) -> Iterator[str]:
-    """Yield the target: the given one, or that of a local server that runs during the block."""
-    check_target(target)
-    if not wanted:
-        yield target
-        return
-    if target != HERE:
-        raise UsageError(f"--s3-local makes a target of its own; leave out --target {target}")
-    from iobench.bench.targets.local_s3 import local_s3
-
-    with local_s3() as own, own.active():
-        yield f"{own.target}/run"
 
 
 @contextmanager

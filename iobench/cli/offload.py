@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Literal
 
 import typer
 
-from iobench.cli.given import FormatOption, ListingFormat
 from iobench.errors import UsageError
-from iobench.report.render import render
+from iobench.report.render import ReportFormat, render
 from iobench.text import printable
 from iobench.units import count_of, format_rate, format_size
 
@@ -24,7 +23,7 @@ app = typer.Typer(
 
 
 @app.command("show")
-def show(directory: Path, format_: FormatOption = ListingFormat.TABLE) -> None:
+def show(directory: Path) -> None:
     """List the generations in a state directory. A trainer may be at work there.
 
     Arguments:
@@ -53,28 +52,8 @@ def show(directory: Path, format_: FormatOption = ListingFormat.TABLE) -> None:
         f"{count_of(layout.chunks, 'chunk')}; {format_size(reserved_bytes)} reserved for "
         f"{layout.slots} generations",
         tables=(Grid.of(generations, columns),),
-        data={
-            "schema": "iobench.offload/1",
-            "parameters": len(layout.parameters),
-            "elements": elements,
-            "chunks": layout.chunks,
-            "pins": layout.pins,
-            "reserved_bytes": reserved_bytes,
-            "generations": [
-                {
-                    "generation": one.generation,
-                    "steps": one.updates,
-                    "pinned_as": one.step,
-                    "health": _health(one),
-                    "time_s": one.time_s,
-                    "written_bytes": one.written_bytes,
-                    "elapsed_s": one.elapsed_s,
-                }
-                for one in generations
-            ],
-        },
     )
-    render(document, format_, sys.stdout)
+    render(document, ReportFormat.TABLE, sys.stdout)
 
 
 def _committed(one: FoundGeneration) -> str:

@@ -1,4 +1,4 @@
-"""Pages and pictures of documents: `iobench show -o`, and the option --report of other verbs."""
+"""Pages and pictures of documents: `iobench show -o`, and `--format html` of other verbs."""
 
 from __future__ import annotations
 
@@ -9,12 +9,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import util
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from iobench.errors import IobenchError, UnavailableError, UnknownNameError, UsageError
-from iobench.report.render import render
+from iobench.report.render import ReportFormat, render
 from iobench.text import printable
 
 if TYPE_CHECKING:
@@ -25,19 +23,9 @@ _PAGE_SUFFIXES = (".html", ".htm")
 _MARK = b'name="generator" content="iobench show'
 _HEAD_BYTES = 4096
 
-ReportOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--report", metavar="FILE", help="Also write the report as one HTML file with charts."
-    ),
-]
 
-
-def check_report(path: Path, option: str = "--report", picture: str = "") -> None:
-    """Raise UsageError for a page, or a picture, that cannot be written or replaces another file.
-
-    UnavailableError without the libraries.
-    """
+def check_libraries() -> None:
+    """Raise UnavailableError without the libraries that pages and pictures need."""
     missing = [name for name in _NEEDS if util.find_spec(name) is None]
     if missing:
         raise UnavailableError(
@@ -45,27 +33,35 @@ def check_report(path: Path, option: str = "--report", picture: str = "") -> Non
             f"{', '.join(missing)} is not installed.",
             "Type: pip install 'iobench[report]'.",
         )
+
+
+def check_page(path: Path, picture: str = "") -> None:
+    """Raise UsageError for a page, or a picture, that cannot be written or replaces another file.
+
+    UnavailableError without the libraries.
+    """
+    check_libraries()
     suffixes = (f".{picture}",) if picture else _PAGE_SUFFIXES
     if path.suffix.lower() not in suffixes:
-        raise UsageError(f"{option} {path}: the name must end with {' or '.join(suffixes)}")
+        raise UsageError(f"-o {path}: the name must end with {' or '.join(suffixes)}")
     if not path.parent.is_dir():
-        raise UsageError(f"{option} {path}: there is no directory {path.parent}; make it first")
+        raise UsageError(f"-o {path}: there is no directory {path.parent}; make it first")
     if path.is_dir():
-        raise UsageError(f"{option} {path}: is a directory; name a file")
+        raise UsageError(f"-o {path}: is a directory; name a file")
     if not os.access(path.parent, os.W_OK | os.X_OK, effective_ids=True):
-        raise UsageError(f"{option} {path}: {path.parent.absolute()} is not writable")
+        raise UsageError(f"-o {path}: {path.parent.absolute()} is not writable")
     if not picture and path.exists():
         with path.open("rb") as file:
             ours = _MARK in file.read(_HEAD_BYTES)
         if not ours:
-            raise UsageError(f"{option} {path}: exists and is not a report; choose another name")
+            raise UsageError(f"-o {path}: exists and is not a report; choose another name")
 
 
-def write_report(document: Document, path: Path, option: str = "--report") -> None:
+def write_page(document: Document, path: Path) -> None:
     """Write the page of `document`, and print its name on stderr. Raises UsageError."""
     from iobench.report.page.html import html
 
-    write_file(path, html(document).encode("utf-8", "backslashreplace"), option)
+    write_file(path, html(document).encode("utf-8", "backslashreplace"))
     print(f"report: {printable(str(path))}", file=sys.stderr)
 
 
@@ -79,42 +75,41 @@ def write_picture(document: Document, chart: str | None, path: Path) -> None:
     name = chart or next(iter(charts))
     if name not in charts:
         raise UnknownNameError("chart", name, charts)
-    write_file(path, draw(charts[name], path.suffix.lower().lstrip(".")), "-o")
+    write_file(path, draw(charts[name], path.suffix.lower().lstrip(".")))
     print(f"picture: {printable(str(path))}", file=sys.stderr)
 
 
-def write_file(path: Path, data: bytes, option: str) -> None:
+def write_file(path: Path, data: bytes) -> None:
     """Replace `path` with `data`, atomically; durable on return. Raises UsageError."""
     from iobench.writers.local.new_file import write_bytes
 
     try:
         write_bytes(path, data)
     except OSError as error:
-        raise UsageError(f"{option} {path}: cannot be written ({error.strerror})") from error
+        raise UsageError(f"-o {path}: cannot be written ({error.strerror})") from error
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shown:
-    """Where a verb shows its document: on stdout in the format `form`, and in `page` if given.
+    """The format in which a verb shows its document on stdout.
 
-    Raises UsageError for a page that cannot be written, UnavailableError without the libraries.
+    Raises UsageError for a page on a terminal, UnavailableError without the libraries of pages.
     """
 
     form: str
-    page: Path | None = None
     details: bool = False
 
     def __post_init__(self) -> None:
-        if self.page is not None:
-            check_report(self.page)
+        if self.form == ReportFormat.HTML:
+            check_libraries()
+            if sys.stdout.isatty():
+                raise UsageError("--format html: is a file; add > page.html")
 
     def show(self, document: Document, record: Path | None = None) -> None:
-        """Print `document`, then the name of its `record` on stderr; write the page."""
+        """Print `document`, then the name of its `record` on stderr."""
         render(document, self.form, sys.stdout, details=self.details)
         if record is not None:
             print(f"record: {record}", file=sys.stderr)
-        if self.page is not None:
-            write_report(document, self.page)
 
     @contextmanager
     def stopped(self, record: Path) -> Iterator[None]:

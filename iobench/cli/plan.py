@@ -16,9 +16,8 @@ from iobench.cli.given import (
     print_warning,
     the_workload,
 )
-from iobench.cli.pages import ReportOption, Shown
+from iobench.cli.pages import Shown
 from iobench.errors import OptionError, UsageError
-from iobench.report.render import DocumentFormat
 from iobench.units import count_of, parse_seconds, parse_size
 
 if TYPE_CHECKING:
@@ -36,21 +35,18 @@ def plan(
     save: str | None = None,
     restore: str | None = None,
     blocking: str | None = None,
-    persist: str | None = None,
-    slots: int = 1,
     gpus_per_node: int = 8,
     failures_per_1000_node_days: float = 6.5,
     restart: str = "5min",
     step: str | None = None,
     interval: str | None = None,
     size: str | None = None,
-    format_: DocumentFormatOption = DocumentFormat.TABLE,
-    report: ReportOption = None,
+    format_: DocumentFormatOption = "table",
 ) -> None:
     """Compute how often a job should save, and what that costs.
 
-    Times come from a result file (--results run.jsonl) or by hand: --save 30s --restore 60s, for
-    asynchronous saves --blocking 2s --persist 20s.
+    Times come from a result file (--results run.jsonl) or by hand: --save 30s --restore 60s. With
+    --blocking 2s it plans asynchronous saves too, which take as long in the background.
 
     Options:
         --workload, -w WORKLOAD: Plan for this workload: its size, with --results, and its published
@@ -61,9 +57,6 @@ def plan(
         --save TIME: Without results: how long a save takes (30s, 2min).
         --restore TIME: Without results: how long a restore takes.
         --blocking TIME: Plan asynchronous saves too: how long the snapshot stops training.
-        --persist TIME: Without results: from snapshot to durable in the background. [as long as
-            --save]
-        --slots N: Snapshots that may be in flight at once.
         --gpus-per-node N: GPUs of each node.
         --failures-per-1000-node-days N: How often nodes fail; the default is that of a large A100
             cluster (arXiv 2410.21680).
@@ -75,7 +68,7 @@ def plan(
     """
     if nodes is None:
         raise UsageError("give --nodes: the nodes of the job")
-    shown = Shown(form=format_, page=report)
+    shown = Shown(form=format_)
     from iobench.goodput.forecast import Method, forecast
     from iobench.goodput.goodput import TrainingJob
     from iobench.report.plan import Outlook, plan_document
@@ -89,21 +82,19 @@ def plan(
         )
         for count in node_counts(nodes)
     ]
-    if blocking is None:
-        check_effect(ctx, ("slots",), "only asynchronous saves, with --blocking, have slots")
     chosen = the_workload(workload, workload_, "") or None
     if results is None:
         check_effect(ctx, ("size",), "only --results has samples")
         title, measured = "times given by hand", None
-        candidates = _by_hand(save, restore, blocking, persist, slots)
+        candidates = _by_hand(save, restore, blocking)
         notes: list[str] = []
     else:
-        check_effect(ctx, ("save", "restore", "persist"), "--results has the measured times")
+        check_effect(ctx, ("save", "restore"), "--results has the measured times")
         measured = _read(results)
         nbytes = None if size is None else _size(size)
         if nbytes is None:
             nbytes = _node_bytes(chosen, measured.run.workload.name, gpus_per_node)
-        title, candidates, notes = _measured(measured, nbytes, blocking, slots, chosen)
+        title, candidates, notes = _measured(measured, nbytes, blocking, chosen)
     if chosen or measured:
         name = chosen or (measured.run.workload.name if measured else "")
         notes += _too_many_nodes(name, jobs)
@@ -135,24 +126,15 @@ def _too_many_nodes(workload: str, jobs: Sequence[TrainingJob]) -> Iterator[str]
         )
 
 
-def _by_hand(
-    save: str | None, restore: str | None, blocking: str | None, persist: str | None, slots: int
-) -> list[SavingMethod]:
+def _by_hand(save: str | None, restore: str | None, blocking: str | None) -> list[SavingMethod]:
     from iobench.goodput.measured import by_hand
 
-    if restore is None or not (save or (blocking and persist)):
-        raise UsageError(
-            "give --results FILE, or times by hand: --save and --restore, for asynchronous saves "
-            "--blocking, --persist and --restore"
-        )
-    if persist and not blocking:
-        raise UsageError("--persist applies to asynchronous saves; give --blocking too")
+    if save is None or restore is None:
+        raise UsageError("give --results FILE, or times by hand: --save and --restore")
     return by_hand(
-        save_s=_seconds(save, "--save"),
+        save_s=parse_seconds(save, "--save"),
         blocking_s=_seconds(blocking, "--blocking"),
-        persist_s=_seconds(persist, "--persist"),
         restore_s=parse_seconds(restore, "--restore"),
-        slots=slots,
     )
 
 
@@ -166,13 +148,13 @@ def _read(path: Path) -> ResultFile:
 
 
 def _measured(
-    result: ResultFile, size: int | None, blocking: str | None, slots: int, workload: str | None
+    result: ResultFile, size: int | None, blocking: str | None, workload: str | None
 ) -> tuple[str, list[SavingMethod], list[str]]:
     """Return title, candidates and notes of a result file."""
     from iobench.goodput.measured import from_results
 
     candidates, notes = from_results(
-        result, size_bytes=size, blocking_s=_seconds(blocking, "--blocking"), slots=slots
+        result, size_bytes=size, blocking_s=_seconds(blocking, "--blocking")
     )
     measured = result.run.workload.name
     title = f"{measured} as measured in {result.path}"

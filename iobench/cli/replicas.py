@@ -7,7 +7,7 @@ from typing import Any
 
 import typer
 
-from iobench.cli.given import FormatOption, ListingFormat
+from iobench.cli.given import FormatOption
 from iobench.errors import UsageError
 from iobench.report.render import write_json
 from iobench.text import printable
@@ -20,7 +20,7 @@ app = typer.Typer(
 
 
 @app.command("status")
-def status(format_: FormatOption = ListingFormat.TABLE) -> None:
+def status(format_: FormatOption = "table") -> None:
     """List jobs of this user with replicas on this node, and steps."""
     from iobench.replicas.directory import replica_directories
 
@@ -33,7 +33,7 @@ def status(format_: FormatOption = ListingFormat.TABLE) -> None:
         }
         for one in replica_directories()
     ]
-    if format_ is ListingFormat.JSON:
+    if format_ == "json":
         write_json({"schema": "iobench.replicas/1", "jobs": found}, sys.stdout)
         return
     for job in found:

@@ -19,8 +19,7 @@ from iobench.cli.given import (
     print_warning,
     the_directory,
 )
-from iobench.cli.pages import ReportOption, Shown
-from iobench.report.render import DocumentFormat
+from iobench.cli.pages import Shown
 
 if TYPE_CHECKING:
     from iobench.claims.claims import Claim, Study
@@ -39,8 +38,7 @@ def reproduce(
     size: str | None = None,
     repeat: int = 7,
     results: list[Path] | None = None,
-    format_: DocumentFormatOption = DocumentFormat.TABLE,
-    report: ReportOption = None,
+    format_: DocumentFormatOption = "table",
 ) -> None:
     """Measure a published claim, and report whether it holds here.
 
@@ -56,7 +54,7 @@ def reproduce(
         --target TARGET: The directory to measure in. [here]
         --size SIZE: Scale each workload to this many bytes. Default: what fits and takes about 90
             seconds; 1GiB for training.
-        --repeat N|auto: Samples, or blocks of training, of each side.
+        --repeat N: Samples, or blocks of training, of each side.
         --results FILE: Measure nothing; judge this record. May be given several times.
     """
     if results:
@@ -65,7 +63,7 @@ def reproduce(
     else:
         check_output(None, remedy="run it where results/ can be created")
     the_directory(target)
-    shown = Shown(form=format_, page=report)
+    shown = Shown(form=format_)
     with preparing("reading the claims"):
         from iobench.claims.claims import study
         from iobench.claims.reproduction import judge_records

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,12 +21,11 @@ from iobench.cli.given import (
     preparing,
     print_plan,
     quiet_stdout,
-    server,
     the_workload,
 )
 from iobench.cli.launched import launched
 from iobench.cli.pages import Shown
-from iobench.errors import ContenderError, DataMismatchError
+from iobench.errors import ContenderError, DataMismatchError, UsageError
 from iobench.formats.collector import collector_paused
 from iobench.report.render import ReportFormat
 from iobench.writers.s3_store.target import is_s3
@@ -38,8 +38,7 @@ if TYPE_CHECKING:
 
 _FILES, _S3, _USUAL = "buffered,odirect,hybrid", "s3", "buffered"
 _RULED = (
-    *("repeat", "precision", "max_time", "aa", "restore_as", "restore_mode", "slices"),
-    *("background", "duration", "until"),
+    *("repeat", "aa", "restore_as", "restore_mode", "slices", "background", "duration", "until"),
 )
 
 
@@ -52,8 +51,6 @@ def run(
     s3_local: bool = False,
     size: str | None = None,
     repeat: str = "6",
-    precision: str = "5%",
-    max_time: str = "10min",
     duration: str | None = None,
     until: str | None = None,
     max_bytes: str | None = None,
@@ -96,9 +93,8 @@ def run(
             for all of it. Default: what fits and takes about 90 seconds.
 
     How often, and in which order:
-        --repeat N|auto: Samples of each writer, or auto: until --precision or --max-time.
-        --precision PERCENT: With --repeat auto: how wide an interval may be.
-        --max-time TIME: With --repeat auto: no repetition begins after it.
+        --repeat N|auto: Samples of each writer; or auto: until no interval is wider than 5%, for
+            10min at most. auto:2%,1h has other limits.
         --duration TIME: Save on and on for this time; restore once.
         --until WHEN: steady: end --duration (10min) at SNIA's steady state.
         --max-bytes SIZE: With --duration: write at most this much. [1TiB]
@@ -136,16 +132,14 @@ def run(
 
     Output:
         -o, --output FILE: The result file. [results/<run>.jsonl]
-        --format: How to print the report.
+        --format: How to print the report; html is a page with charts.
         -v, --verbose: Add machine, phases, latencies and all notes to the table.
         --dry-run: Print the plan, bytes and expected time (by short probes).
     """
     with ExitStack() as stack:
         ranks = stack.enter_context(launched(target[0].partition(",")[0] if target else None))
         sustained = duration is not None or until is not None
-        _check_effects(
-            ctx, repeat, format_, rules, sustained=sustained, dry_run=dry_run, ranks=ranks
-        )
+        _check_effects(ctx, format_, rules, sustained=sustained, dry_run=dry_run, ranks=ranks)
         with preparing("reading the workload and trying the writers", quiet=quiet):
             with collector_paused():  # the import of torch takes 0.15 s less
                 from iobench.bench.axes import Axes
@@ -174,7 +168,7 @@ def run(
             for one in targets:
                 check_target(one)
             if s3_local:
-                targets = (stack.enter_context(server(s3_local, ",".join(targets))),)
+                targets = (stack.enter_context(_own_server(targets)),)
             kept = None if rules is None else find_rules(rules)
             default = kept.default if kept else DEFAULT_WORKLOAD
             with quiet_stdout():
@@ -185,7 +179,7 @@ def run(
                     size=size,
                     repeat=Repeat.sustained(duration, until, max_bytes)
                     if sustained
-                    else Repeat.parse(repeat, precision, max_time),
+                    else Repeat.parse(repeat),
                     aa=aa,
                     rank=rank,
                     ceiling=fio and ceiling,
@@ -214,6 +208,17 @@ def run(
         raise_failures(result)
 
 
+@contextmanager
+def _own_server(targets: tuple[str, ...]) -> Iterator[str]:
+    """Yield the target in a local S3 server that runs during the block."""
+    if targets != (HERE,):
+        raise UsageError(f"--s3-local makes a target of its own; leave out --target {targets[0]}")
+    from iobench.bench.targets.local_s3 import local_s3
+
+    with local_s3() as own, own.active():
+        yield f"{own.target}/run"
+
+
 def _default_writers(targets: tuple[str, ...], rules: Rules | None) -> str:
     if rules is not None:  # it measures one
         return _S3 if is_s3(targets[0]) else _USUAL
@@ -222,7 +227,6 @@ def _default_writers(targets: tuple[str, ...], rules: Rules | None) -> str:
 
 def _check_effects(
     ctx: typer.Context,
-    repeat: str,
     format_: ReportFormat,
     rules: str | None,
     *,
@@ -231,25 +235,24 @@ def _check_effects(
     ranks: Launched | None,
 ) -> None:
     """Raise UsageError for options that would have no effect."""
-    if ranks is None:
-        check_effect(ctx, ("restore_mode",), "only the ranks of a launcher restore together")
-    else:
-        why = f"{ranks.members.size} ranks take part, started by {ranks.members.launcher}"
-        check_effect(ctx, ("numjobs", "rank", "s3_local", "background"), why)
     fio = ("fio",) if ctx.params["fio"] else ()
-    if rules is not None:
-        check_effect(ctx, (*_RULED, *fio), f"--rules {rules} sets it")
-    if sustained:
-        why = "--duration and --until repeat saves for a time, without fio"
-        check_effect(ctx, ("repeat", "precision", "max_time", *fio), why)
-    else:
-        check_effect(ctx, ("max_bytes",), "only --duration and --until have it")
-    if repeat != "auto":
-        check_effect(ctx, ("precision", "max_time"), "it needs --repeat auto")
-    if format_ is not ReportFormat.TABLE:
-        check_effect(ctx, ("verbose",), f"--format {format_} has all details")
-    if dry_run:
-        check_effect(ctx, ("format_", "verbose"), "--dry-run makes no report")
+    started = ranks and f"{ranks.members.size} ranks take part, started by {ranks.members.launcher}"
+    table: tuple[tuple[object, tuple[str, ...], str], ...] = (
+        (not ranks, ("restore_mode",), "only the ranks of a launcher restore together"),
+        (ranks, ("numjobs", "rank", "s3_local", "background"), f"{started}"),
+        (rules, (*_RULED, *fio), f"--rules {rules} sets it"),
+        (
+            sustained,
+            ("repeat", *fio),
+            "--duration and --until repeat saves for a time, without fio",
+        ),
+        (not sustained, ("max_bytes",), "only --duration and --until have it"),
+        (format_ != ReportFormat.TABLE, ("verbose",), f"--format {format_} has all details"),
+        (dry_run, ("format_", "verbose"), "--dry-run makes no report"),
+    )
+    for applies, names, why in table:
+        if applies:
+            check_effect(ctx, names, why)
 
 
 def measure(

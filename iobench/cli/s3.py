@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from iobench.cli.given import FormatOption, ListingFormat
 from iobench.errors import TransferError, UnavailableError
-from iobench.report.render import write_json
 from iobench.text import printable
 from iobench.units import parse_seconds
 
@@ -25,9 +23,7 @@ app = typer.Typer(
 
 
 @app.command("list-uploads")
-def list_uploads(
-    place: str, older_than: str = "0s", format_: FormatOption = ListingFormat.TABLE
-) -> None:
+def list_uploads(place: str, older_than: str = "0s") -> None:
     """List unfinished multipart uploads. Their parts are stored, and paid for, until aborted.
 
     Arguments:
@@ -37,17 +33,6 @@ def list_uploads(
         --older-than TIME: Only uploads that began this long ago or earlier: 90s, 2h, 1d.
     """
     _, found = _uploads(place, older_than)
-    if format_ is ListingFormat.JSON:
-        listed = [
-            {
-                "target": str(upload.target),
-                "upload_id": upload.upload_id,
-                "initiated": upload.initiated.isoformat(),
-            }
-            for upload in found
-        ]
-        write_json({"schema": "iobench.uploads/1", "uploads": listed}, sys.stdout)
-        return
     from iobench.report.grid import console_for, print_wrapped
 
     for upload in found:
@@ -57,25 +42,23 @@ def list_uploads(
 
 
 @app.command("abort-uploads")
-def abort_uploads(place: str, older_than: str = "0s", dry_run: bool = False) -> None:
+def abort_uploads(place: str, older_than: str = "0s") -> None:
     """Abort unfinished multipart uploads.
 
-    Uploads of running processes are aborted too, unless --older-than spares them.
-
-    No object is touched: a checkpoint that is complete stays.
+    These are the uploads that list-uploads lists with the same --older-than. Uploads of running
+    processes are aborted too, unless --older-than spares them. No object is touched: a checkpoint
+    that is complete stays.
 
     Arguments:
         s3://BUCKET[/PREFIX]: The bucket, or a prefix in it.
 
     Options:
         --older-than TIME: Only uploads that began this long ago or earlier: 90s, 2h, 1d.
-        --dry-run: Only list them.
     """
     objects, found = _uploads(place, older_than)
     for upload in found:
-        if not dry_run:
-            objects.abort(upload)
-        print(f"{'would abort' if dry_run else 'aborted'} {printable(str(upload.target))}")
+        objects.abort(upload)
+        print(f"aborted {printable(str(upload.target))}")
     print(f"{len(found)} unfinished uploads below {place}", file=sys.stderr)
 
 

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from iobench.cli.given import print_warning
-from iobench.cli.pages import check_report, write_file, write_picture, write_report
+from iobench.cli.pages import check_page, write_file, write_page, write_picture
 from iobench.errors import UsageError
 from iobench.report.render import render
 from iobench.text import printable
@@ -58,8 +58,8 @@ def show(
         raise UsageError(f"-v: --format {form} has all details; leave out -v")
     if form is ShowFormat.HTML or form in _PICTURES:
         if output is None:
-            raise UsageError(f"--format {form} is a file; give -o FILE.{form}")
-        check_report(output, "-o", "" if form is ShowFormat.HTML else form.value)
+            raise UsageError(f"--format {form}: is a file; give -o FILE.{form}")
+        check_page(output, "" if form is ShowFormat.HTML else form.value)
     elif len(records) > 1:
         raise UsageError(f"--format {form} shows one record; give one, or -o FILE.html for all")
     elif output is not None and output.exists():
@@ -77,13 +77,13 @@ def show(
     if output is None:
         render(document, form, sys.stdout, details=verbose)
     elif form is ShowFormat.HTML:
-        write_report(document, output, "-o")
+        write_page(document, output)
     elif form in _PICTURES:
         write_picture(document, chart, output)
     else:
         text = io.StringIO()
         render(document, form, text, details=verbose)
-        write_file(output, text.getvalue().encode("utf-8", "backslashreplace"), "-o")
+        write_file(output, text.getvalue().encode("utf-8", "backslashreplace"))
 
 
 def _by_name(output: Path | None) -> ShowFormat:

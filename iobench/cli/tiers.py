@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from iobench.cli.given import FormatOption, ListingFormat
+from iobench.cli.given import FormatOption
 from iobench.report.render import write_json
 from iobench.text import printable
 from iobench.units import count_of, format_seconds, format_size
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _ROWS = 12
 
 
-def tiers(directory: Path, format_: FormatOption = ListingFormat.TABLE) -> None:
+def tiers(directory: Path, format_: FormatOption = "table") -> None:
     """Show where checkpoints are, and what is lost if the node dies.
 
     It reads the directory, its journal, and the memory status of a process that runs. The
@@ -39,7 +39,7 @@ def tiers(directory: Path, format_: FormatOption = ListingFormat.TABLE) -> None:
     if found is not None and found.damaged_lines:
         lines = count_of(found.damaged_lines, "damaged line")
         print(f"{printable(str(directory / JOURNAL))}: {lines} left out", file=sys.stderr)
-    if format_ is ListingFormat.JSON:
+    if format_ == "json":
         write_json(_document(found, memory), sys.stdout)
         return
     if found is not None:

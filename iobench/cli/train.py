@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import enum
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from iobench.cli.given import (
     HERE,
+    DocumentFormat,
     QuietOption,
     WorkloadArgument,
     WorkloadOption,
@@ -19,18 +19,10 @@ from iobench.cli.given import (
 )
 from iobench.cli.pages import Shown
 from iobench.errors import DataMismatchError
-from iobench.report.render import DocumentFormat
 
 if TYPE_CHECKING:
     from iobench.results import ResultFile
     from iobench.train.session import Session
-
-
-class DeviceKind(enum.StrEnum):
-    """The device that trains the model."""
-
-    CPU = "cpu"
-    CUDA = "cuda"
 
 
 def train(
@@ -46,9 +38,9 @@ def train(
     repeat: int = 6,
     model_params: int = 1_000_000,
     simulate_step: bool = False,
-    device: DeviceKind = DeviceKind.CPU,
+    device: Literal["cpu", "cuda"] = "cpu",
     output: Path | None = None,
-    format_: DocumentFormat = DocumentFormat.TABLE,
+    format_: DocumentFormat = "table",
     quiet: QuietOption = False,
 ) -> None:
     """Measure what checkpoints cost the training of a small GPT.
@@ -58,8 +50,8 @@ def train(
     if not, the exit code is 4.
 
     Options:
-        --writer WRITERS: Writers, separated by commas, NAME=VALUE sets an option of the one before
-            it; peer:torch-save and peer:dcp are stock torch.
+        --writer WRITERS: Writers, and peer:torch-save and peer:dcp (stock torch), separated by
+            commas; NAME=VALUE sets an option of the one before it.
         --mode LIST: none, sync, async, lazy, memory, spill; async=1 says how many snapshots memory
             holds (2). none always takes part.
         --budget LIST: Memory of the snapshots of async and lazy, also below the size of one;
@@ -69,12 +61,12 @@ def train(
         --steps N: Steps of a block.
         --every WHEN: Steps between two checkpoints. 20: fixed; 2xpersist: twice the measured
             persist time; 3.5%: as often as a 3.5% overhead allows (CheckFreq).
-        --repeat N|auto: Blocks of each arm.
+        --repeat N: Blocks of each arm.
         --model-params N: Parameters of the small GPT that is trained, 100,000 or more.
         --simulate-step: Make a step last the workload's published step time; the CPU is idle in it.
         --device: Where to train.
         -o, --output FILE: The result file. [results/<run>.jsonl]
-        --format: How to print the report.
+        --format: How to print the report; html is a page with charts.
     """
     check_output(output)
     shown = Shown(form=format_)
@@ -97,7 +89,7 @@ def train(
             repeat=repeat,
             model_params=model_params,
             simulate_step=simulate_step,
-            device=device.value,
+            device=device,
         )
     path = output or default_path(f"train-{session.workload.name}")
     with shown.stopped(path):

@@ -37,7 +37,7 @@ iobench train --workload llama7b --size 4GiB
 iobench train --workload gpt5b-nemo --simulate-step --every 10
 iobench train --writer hybrid --mode sync,async -o train.jsonl
 iobench doctor
-iobench doctor --target /mnt/nvme --strict
+iobench doctor --target /mnt/lustre
 iobench doctor --format json
 iobench show results/run.jsonl -v
 iobench show before.jsonl after.jsonl -o both.html
@@ -82,8 +82,8 @@ iobench results scrub results/mine.jsonl -o results/reference-mine.jsonl
 iobench results scrub tune.jsonl -o reference-tune.jsonl
 iobench results scrub --help
 iobench s3 list-uploads s3://bucket/prefix --older-than 1d
-iobench s3 abort-uploads s3://bucket/prefix --older-than 1d --dry-run
 iobench s3 abort-uploads s3://bucket/prefix --older-than 1d
+iobench s3 abort-uploads s3://bucket
 """
 EXAMPLES = {
     verb: [line for line in _EXAMPLES.splitlines() if f"iobench {verb}" in line] for verb in VERBS

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from iobench.cli.given import FormatOption, ListingFormat
+from iobench.cli.given import FormatOption
 from iobench.cli.progress import VerifyProgress
 from iobench.errors import DataMismatchError, UsageError
 from iobench.report.render import write_json
@@ -24,7 +24,7 @@ def verify(
     against: str | None = None,
     values: bool = False,
     writer: str | None = None,
-    format_: FormatOption = ListingFormat.TABLE,
+    format_: FormatOption = "table",
 ) -> None:
     """Check that checkpoints are whole; exit code 4 if they are not.
 
@@ -56,11 +56,14 @@ def verify(
                 reports[path] = verify_path(
                     path, writer=writer, record=record, values=values, progress=progress.read
                 )
-        if format_ is ListingFormat.TABLE:
+        if format_ == "table":
             _print(path, reports[path])
-    if format_ is ListingFormat.JSON:
-        listed = [_as_json(path, one) for path, one in reports.items()]
-        write_json({"schema": "iobench.verify/1", "reports": listed}, sys.stdout)
+    if format_ == "json":
+        from iobench.results.codec import to_plain
+
+        listed = [{"path": path, "ok": one.ok, **to_plain(one)} for path, one in reports.items()]
+        found = printable_values({"schema": "iobench.verify/1", "reports": listed})
+        write_json(found, sys.stdout)
     errors = sum(len(one.errors) for one in reports.values())
     if errors:
         bad = ", ".join(path for path, one in reports.items() if not one.ok)
@@ -88,23 +91,3 @@ def _print(path: str, report: VerifyReport) -> None:
         print(f"  values   {found['nan']} NaN, {found['inf']} infinite, {zeros} of zeros")
     result = "whole" if report.ok else f"damaged: {count_of(len(report.errors), 'error')}"
     print(f"  result   {result}")
-
-
-def _as_json(path: str, report: VerifyReport) -> dict[str, Any]:
-    found = {
-        "path": path,
-        "ok": report.ok,
-        "kinds": list(report.kinds),
-        "files": report.files,
-        "tensors": report.tensors,
-        "size_bytes": report.size_bytes,
-        "proved_bytes": report.proved_bytes,
-        "elapsed_s": report.elapsed_s,
-        "findings": [
-            {"severity": f.severity, "path": f.path, "tensor": f.tensor, "what": f.what}
-            for f in report.findings
-        ],
-        "unproved": dict(report.unproved),
-        "values": report.values and dict(report.values),
-    }
-    return dict(printable_values(found))

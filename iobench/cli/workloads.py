@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from iobench.cli.given import FormatOption, ListingFormat, check_output, preparing
+from iobench.cli.given import FormatOption, check_output, preparing
 from iobench.report.render import render
 from iobench.units import format_size
 
@@ -23,7 +24,7 @@ app = typer.Typer(
 
 
 @app.command("list")
-def list_(format_: FormatOption = ListingFormat.TABLE) -> None:
+def list_() -> None:
     """List the named workloads."""
     from iobench import workloads
 
@@ -40,8 +41,7 @@ def list_(format_: FormatOption = ListingFormat.TABLE) -> None:
         Column("B/param", lambda one: f"{one['bytes_per_parameter']:.2f}", 1),
         Column("layout", lambda one: one["layout"], figure=False),
     )
-    data = {"schema": "iobench.workloads/1", "workloads": found}
-    _show("named workloads", [Grid.of(found, columns)], data, format_)
+    _show("named workloads", [Grid.of(found, columns)])
 
 
 @app.command()
@@ -49,8 +49,7 @@ def show(
     workload: str,
     rank: int = 0,
     files: bool = False,
-    tensors: bool = False,
-    format_: FormatOption = ListingFormat.TABLE,
+    format_: FormatOption = "table",
 ) -> None:
     """Show the model, layout, sizes and step time of a workload.
 
@@ -59,28 +58,30 @@ def show(
 
     Options:
         --rank N: The rank whose files are shown.
-        --files: List the files of the rank.
-        --tensors: Also list every tensor.
+        --files: List the files of the rank. --format json has their tensors too.
     """
     from iobench.verification.imported import load_workload
 
     loaded = load_workload(workload)
     specs = loaded.files(rank)
     facts, grids = _facts(loaded, rank), []
-    if files or tensors:
-        grids.append(_files_grid(specs, tensors=tensors))
-    listed = [_file(spec, tensors=tensors) for spec in specs] if grids else None
+    if files:
+        grids.append(_files_grid(specs))
+    listed = [_file(spec) for spec in specs] if files else None
     data = {"schema": "iobench.workload/1", **facts, "files": listed}
     title = f"{facts['name']}: {facts['description']}"
     _show(title, [_facts_grid(facts, len(specs)), *grids], data, format_)
 
 
 def _show(
-    title: str, grids: Sequence[Grid], data: Mapping[str, Any], format_: ListingFormat
+    title: str,
+    grids: Sequence[Grid],
+    data: Mapping[str, Any] | None = None,
+    format_: str = "table",
 ) -> None:
     from iobench.report.document import Document
 
-    document = Document(kind="iobench workloads", title=title, tables=tuple(grids), data=data)
+    document = Document(kind="iobench workloads", title=title, tables=tuple(grids), data=data or {})
     render(document, format_, sys.stdout)
 
 
@@ -127,33 +128,23 @@ def _facts(workload: Workload, rank: int = 0) -> dict[str, Any]:
         "rank_bytes": workload.size_bytes(rank),
         "total_bytes": total_bytes,
         "bytes_per_parameter": made and made.bytes_per_parameter,
-        "step_time": None
-        if step is None
-        else {
-            "seconds": step.seconds,
-            "gpus": step.gpus,
-            "hardware": step.hardware,
-            "precision": step.precision,
-            "source": step.source,
-        },
+        "step_time": step and asdict(step),
         "source": workload.source or (made.model.source if made else ""),
     }
 
 
-def _file(spec: FileSpec, *, tensors: bool) -> dict[str, Any]:
-    described: dict[str, Any] = {
+def _file(spec: FileSpec) -> dict[str, Any]:
+    return {
         "path": spec.path,
         "format": spec.format,
         "bytes": spec.size_bytes,
         "exact": spec.exact,
         "tensor_count": len(spec.tensors),
-    }
-    if tensors:
-        described["tensors"] = [
+        "tensors": [
             {"name": t.name, "dtype": t.dtype, "shape": list(t.shape), "bytes": t.size_bytes}
             for t in spec.tensors
-        ]
-    return described
+        ],
+    }
 
 
 def _facts_grid(facts: Mapping[str, Any], files: int) -> Grid:
@@ -180,7 +171,7 @@ def _facts_grid(facts: Mapping[str, Any], files: int) -> Grid:
     return Grid(columns=columns, rows=[[*row] for row in rows.items()], sentences=(1,))
 
 
-def _files_grid(specs: tuple[FileSpec, ...], *, tensors: bool) -> Grid:
+def _files_grid(specs: tuple[FileSpec, ...]) -> Grid:
     from iobench.report.grid import Grid
 
     rows = []
@@ -188,11 +179,6 @@ def _files_grid(specs: tuple[FileSpec, ...], *, tensors: bool) -> Grid:
         size = f"{spec.size_bytes:,}" if spec.exact else f"about {spec.size_bytes:,}"
         human = format_size(spec.size_bytes)
         rows.append([spec.path, spec.format, size, human, str(len(spec.tensors))])
-        if tensors and spec.format != "raw":
-            rows += [
-                [f"  {one.name}", f"{one.dtype} {list(one.shape)}", f"{one.size_bytes:,}", "", ""]
-                for one in spec.tensors
-            ]
     columns = (("file", False), ("format", False), ("bytes", True), ("size", True))
     return Grid(columns=(*columns, ("tensors", True)), rows=rows, drop=(3, 4, 1))
 

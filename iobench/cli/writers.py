@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from iobench.cli.given import FormatOption, ListingFormat, check_target
+from iobench.cli.given import FormatOption, check_target
 from iobench.report.render import render
 
 if TYPE_CHECKING:
@@ -15,8 +15,10 @@ if TYPE_CHECKING:
     from iobench.writers.base import Availability, Writer
     from iobench.writers.options import OptionInfo
 
+_SHOWN = ("name", "default", "unit", "low", "high", "choices", "help")
 
-def writers(target: str = ".", format_: FormatOption = ListingFormat.TABLE) -> None:
+
+def writers(target: str = ".", format_: FormatOption = "table") -> None:
     """List writers and peers, and whether they work here.
 
     Options and their defaults are listed too. Each writer is tried in the target.
@@ -85,16 +87,7 @@ def _entry(
         "reason": answer.reason,
         "remedy": answer.remedy,
         "options": [
-            {
-                "name": info.name,
-                "default": info.default,
-                "unit": info.unit,
-                "low": info.low,
-                "high": info.high,
-                "choices": list(info.choices),
-                "help": info.help,
-                "shown": info.show(info.default),
-            }
+            {name: getattr(info, name) for name in _SHOWN} | {"shown": info.show(info.default)}
             for info in options
         ],
     }

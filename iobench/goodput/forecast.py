@@ -36,7 +36,7 @@ class Method:
 class Proposal:
     """An interval and its exact ETTR.
 
-    `raised` is true where a shorter interval was wanted, at which saves wait for slots.
+    `raised` is true where a shorter interval was wanted, at which saves wait for each other.
     """
 
     interval_s: float
@@ -153,4 +153,4 @@ def _warnings(costs: Costs, job: TrainingJob, best: Proposal) -> Iterator[Reason
     if job.restart_s + costs.restore_s >= job.mtbf_s:
         yield Reason(text="recovery takes longer than the MTBF: most restarts fail themselves")
     if best.raised:
-        yield Reason(text="the persist time sets the interval: below it saves wait for slots")
+        yield Reason(text="the persist time sets the interval: below it saves wait for each other")

@@ -18,15 +18,13 @@ class Costs:
     """The seconds of one checkpoint: a part that blocks training, and a part during training.
 
     A synchronous save blocks until it is durable: `persist_s` is 0. An asynchronous save blocks for
-    the snapshot and is durable `persist_s` later. It holds one of `slots` snapshots until then. A
-    save that finds no free slot waits. The persist time is that with `slots` saves in flight.
-    Raises OptionError for a value out of range.
+    the snapshot and is durable `persist_s` later. The next save waits until then. Raises
+    OptionError for a value out of range.
     """
 
     blocking_s: float
     restore_s: float
     persist_s: float = 0.0
-    slots: int = 1
 
     def __post_init__(self) -> None:
         for name, value in (
@@ -38,8 +36,6 @@ class Costs:
                 raise OptionError(f"{name} must be zero or more seconds, and is {value}")
         if not self.blocking_s + self.persist_s > 0:
             raise OptionError("a checkpoint must take time: give a save or persist above zero")
-        if self.slots < 1:
-            raise OptionError(f"slots must be 1 or more, and is {self.slots}")
 
     @property
     def asynchronous(self) -> bool:
@@ -103,7 +99,7 @@ def ettr(interval_s: float, costs: Costs, job: TrainingJob) -> float:
     and that is the ETTR (renewal reward theorem). With P = 0 it is work over wall-clock time in
     Daly's complete model (2006, section 4), with failures during saves and restarts. A failure
     loses the saves in flight, so P counts like R. Raises ValueError for an interval at which saves
-    would wait for a slot.
+    would wait for the one before.
     """
     _check(interval_s, costs)
     if interval_s == 0:
@@ -114,7 +110,7 @@ def ettr(interval_s: float, costs: Costs, job: TrainingJob) -> float:
 
 
 def best_interval_s(costs: Costs, job: TrainingJob) -> float:
-    """Return the interval that maximises `ettr`, where no save waits for a slot."""
+    """Return the interval that maximises `ettr`, where no save waits."""
     return max(optimal(costs.blocking_s, job.mtbf_s), shortest(costs))
 
 
@@ -135,7 +131,9 @@ def lost_work_s(interval_s: float, costs: Costs, job: TrainingJob) -> float:
 def _check(interval_s: float, costs: Costs) -> None:
     least = shortest(costs)
     if not interval_s >= least * (1 - 1e-9):
-        raise ValueError(f"at intervals of {interval_s} s saves wait for slots: {least} s is least")
+        raise ValueError(
+            f"at intervals of {interval_s} s saves wait for each other: {least} s is least"
+        )
 
 
 def optimal(save_s: float, mtbf_s: float) -> float:
@@ -159,10 +157,8 @@ def optimal(save_s: float, mtbf_s: float) -> float:
 
 
 def shortest(costs: Costs) -> float:
-    """Return `(blocking + persist) / slots - blocking`: below it, saves wait for a slot.
+    """Return the persist time: below it, a save waits for the one before (CheckFreq, FAST 2021).
 
-    PCcheck (Strati and others, ASPLOS 2025): every `f >= T_w / (N q t)` steps for N saves in flight
-    that take T_w, steps of t and a slow-down of q; here q = 1, and a slot is held during the
-    blocking time too. With one slot it is the rule of CheckFreq (FAST 2021): the persist time.
+    PCcheck (Strati and others, ASPLOS 2025) has the rule for several saves in flight.
     """
-    return max((costs.blocking_s + costs.persist_s) / costs.slots - costs.blocking_s, 0.0)
+    return costs.persist_s

@@ -55,30 +55,14 @@ class _Measured:
 
 
 def by_hand(
-    *,
-    save_s: float | None,
-    blocking_s: float | None,
-    persist_s: float | None,
-    restore_s: float,
-    slots: int = 1,
+    *, save_s: float, restore_s: float, blocking_s: float | None = None
 ) -> list[SavingMethod]:
     """Return a synchronous save of `save_s`, and an asynchronous one that blocks `blocking_s`.
 
-    The asynchronous save persists for `persist_s`; by default for `save_s`, the time of a save
-    while training waits.
+    The asynchronous save takes as long in the background as the synchronous one.
     """
-    found = []
-    if save_s is not None:
-        found.append(
-            SavingMethod(name="given", costs=Costs(blocking_s=save_s, restore_s=restore_s))
-        )
-    background_s = persist_s if persist_s is not None else save_s
-    if blocking_s is not None and background_s is not None:
-        costs = Costs(
-            blocking_s=blocking_s, persist_s=background_s, restore_s=restore_s, slots=slots
-        )
-        found.append(SavingMethod(name="given", costs=costs))
-    return found
+    blocking = (None, blocking_s) if blocking_s is not None else (None,)
+    return [SavingMethod(name="given", costs=_costs(save_s, restore_s, one)) for one in blocking]
 
 
 def from_results(
@@ -86,7 +70,6 @@ def from_results(
     *,
     size_bytes: int | None = None,
     blocking_s: float | None = None,
-    slots: int = 1,
 ) -> tuple[list[SavingMethod], list[str]]:
     """Return the settings of the run, fastest save first, and notes on how the times were made.
 
@@ -117,7 +100,7 @@ def from_results(
         draws = list(zip(_medians(save, position, 0), _medians(restore, position, 1), strict=True))
         pairs = [(median(save), median(restore)), *(draws if len(save) > 1 else [])]
         for blocking in (None, blocking_s) if blocking_s is not None else (None,):
-            costs = [_costs(*pair, blocking, slots) for pair in pairs]
+            costs = [_costs(*pair, blocking) for pair in pairs]
             found.append(
                 SavingMethod(
                     name=name,
@@ -145,10 +128,10 @@ def _no_samples(result: ResultFile) -> str:
     return "; ".join(["it has no samples", *failures])
 
 
-def _costs(save_s: float, restore_s: float, blocking_s: float | None, slots: int) -> Costs:
+def _costs(save_s: float, restore_s: float, blocking_s: float | None) -> Costs:
     if blocking_s is None:
         return Costs(blocking_s=save_s, restore_s=restore_s)
-    return Costs(blocking_s=blocking_s, persist_s=save_s, restore_s=restore_s, slots=slots)
+    return Costs(blocking_s=blocking_s, persist_s=save_s, restore_s=restore_s)
 
 
 def _by_save_time(one: SavingMethod) -> tuple[bool, float]:

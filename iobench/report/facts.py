@@ -49,7 +49,7 @@ def repeat_section(*records: ResultFile) -> Section:
         if version := part_of(run.environment.machine, "versions").get("iobench"):
             paragraphs.append(f"This run was made by iobench {version}.")
         seed = run.plan.get("seed")
-        if seed is not None and "--seed" not in run.command:
+        if seed is not None and run.command[1:2] == ("run",) and "--seed" not in run.command:
             paragraphs.append(f"--seed {seed} gives the same data in the same order.")
     commands = dict.fromkeys(shlex.join(run.command) for run in runs)
     return Section(heading="Repeat it", paragraphs=tuple(paragraphs), commands=tuple(commands))

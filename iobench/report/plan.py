@@ -237,8 +237,6 @@ def _method(outlook: Outlook) -> Iterator[str]:
     yield from _resampling(outlook)
     if any(one.saved for one in outlook.forecasts):
         yield "saved: wall clock of work that takes the baseline 30 days, each at its best interval"
-    if any(one.candidate.costs.slots > 1 for one in outlook.forecasts):
-        yield "slots: the persist time must be that with as many saves in flight"
 
 
 def _fewest_samples(outlook: Outlook) -> int:

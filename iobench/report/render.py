@@ -1,4 +1,4 @@
-"""Renderers of a Document: terminal, Markdown, CSV and JSON. `page/html.py` is the fifth."""
+"""Renderers of a Document: terminal, Markdown, CSV, JSON, and HTML by `page/html.py`."""
 
 from __future__ import annotations
 
@@ -24,14 +24,7 @@ class ReportFormat(StrEnum):
     JSON = "json"
     CSV = "csv"
     MD = "md"
-
-
-class DocumentFormat(StrEnum):
-    """Formats of the verbs whose result may become part of a document."""
-
-    TABLE = "table"
-    JSON = "json"
-    MD = "md"
+    HTML = "html"
 
 
 def render(document: Document, form: str, stream: TextIO, *, details: bool = False) -> None:
@@ -46,6 +39,10 @@ def render(document: Document, form: str, stream: TextIO, *, details: bool = Fal
             stream.writelines(f"{line}\n" for line in _markdown(document))
         case ReportFormat.CSV:
             _write_csv(document, stream)
+        case ReportFormat.HTML:
+            from iobench.report.page.html import html
+
+            stream.write(f"{html(document)}\n".encode("utf-8", "backslashreplace").decode())
         case ReportFormat.TABLE:
             _write_text(document, stream, details=details)
 

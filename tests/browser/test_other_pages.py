@@ -37,7 +37,7 @@ def test_training(open_page: OpenPage) -> None:
 
 def test_plan(open_page: OpenPage) -> None:
     """A dot for each way to save."""
-    candidates = by_hand(save_s=30.0, blocking_s=2.0, persist_s=None, restore_s=60.0)
+    candidates = by_hand(save_s=30.0, blocking_s=2.0, restore_s=60.0)
     method, jobs = Method(), (TrainingJob(nodes=64), TrainingJob(nodes=2048))
     found = [one for job in jobs for one in forecast(candidates, candidates[0], job, method)]
     about = Outlook(title="by hand", method=method, forecasts=tuple(found), notes=())

@@ -31,7 +31,7 @@ from iobench.writers.image import FileImage
 Tune = Callable[..., dict[str, Any]]
 
 _BYTES = 60 * 2**20
-_QUICK = ("--max-time", "2h", "--max-bytes", "60MiB", "--size", "1536KiB", "--seed", "1")
+_QUICK = ("--max-time", "2h", "--max-bytes", "60MiB", "--size", "1536KiB")
 _PATIENCE_S = 200
 
 

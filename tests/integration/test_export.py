@@ -379,9 +379,8 @@ def test_the_command(run: Path, tmp_path: Path, iobench_inside: Command) -> None
     assert (done.returncode, done.stderr) == (0, "")
     assert "8 tensors in 1 file" in done.stdout
     assert "tied     head.weight is stored as embed.weight" in done.stdout
-    done = iobench_inside("export", run, "-o", tmp_path / "b.pt", "--format", "torch", "--json")
-    found = json.loads(done.stdout)
-    assert (found["schema"], found["files"]) == ("iobench.export/1", ["b.pt"])
+    done = iobench_inside("export", run, "-o", tmp_path / "b.pt", "--format", "torch")
+    assert done.stdout.startswith(f"{tmp_path / 'b.pt'}: ")
     (tmp_path / "text").write_text("text")
     for words, message in {
         (run, "--key", "modle"): "there are no tensors below it; there is model, optimizer",

@@ -87,17 +87,17 @@ def test_plan_over_sizes(iobench_inside: Command) -> None:
 
 def test_plan_by_hand(iobench_inside: Command) -> None:
     """Synchronous and asynchronous saves; equal times give the same answer."""
-    behind = ("--blocking", "2s", "--persist", "20s", "--step", "3.87s")
+    behind = ("--blocking", "2s", "--step", "3.87s")
     done = iobench_inside("plan", *HAND, *behind, "--format", "json")
     modes = {one["mode"]: one for one in document(done)["forecasts"]}
     assert modes["sync"]["baseline"]
-    expected = {"blocking_s": 2.0, "restore_s": 60.0, "persist_s": 20.0, "slots": 1}
+    expected = {"blocking_s": 2.0, "restore_s": 60.0, "persist_s": 30.0}
     assert modes["async"]["costs"] == expected
     assert modes["async"]["ettr"] > modes["sync"]["ettr"]
     assert modes["async"]["ettr_ci95"] is None
     assert iobench_inside("plan", *HAND, *behind, "--format", "json").stdout == done.stdout
     markdown = iobench_inside("plan", *HAND, *behind, "--format", "md").stdout
-    assert "| given | async | 2.00 s + 20.00 s |" in markdown
+    assert "| given | async | 2.00 s + 30.00 s |" in markdown
 
 
 def test_invalid_samples_are_left_out(iobench_inside: Command, tmp_path: Path) -> None:

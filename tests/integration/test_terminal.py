@@ -112,7 +112,7 @@ def _tables() -> Iterator[tuple[str, ...]]:
     numjobs = "results/reference-numjobs-llama7b-zero3.jsonl"
     for nodes in ("2048", "64-1024"):
         yield "plan", "--nodes", nodes, "--results", one
-    by_hand = ("plan", "--save", "30s", "--restore", "1min", "--blocking", "2s", "--persist", "20s")
+    by_hand = ("plan", "--save", "30s", "--restore", "1min", "--blocking", "2s")
     yield *by_hand, "--nodes", "1024"
     yield "compare", one, other, "--force"
     yield "compare", "results/reference-peers-llama7b.jsonl", numjobs, "--force"
@@ -121,7 +121,7 @@ def _tables() -> Iterator[tuple[str, ...]]:
         yield "reproduce", claim, *(word for pair in given for word in pair)
     for name in ("llama7b", "gpt5b-nemo", "mlperf-405b"):
         yield "workloads", "show", name, "--files"
-    yield "workloads", "show", "tiny.yaml", "--tensors"
+    yield "workloads", "show", "tiny.yaml", "--files"
     yield "workloads", "list"
     yield ("writers",)
     yield ("doctor",)
@@ -251,7 +251,7 @@ def test_the_report_of_autotune_fits(monkeypatch: pytest.MonkeyPatch) -> None:
         return document
 
     monkeypatch.setattr(tuning, "tuning_document", twice)
-    budget = ("--max-time", "2h", "--max-bytes", "60MiB", "--size", "1536KiB", "--seed", "1")
+    budget = ("--max-time", "2h", "--max-bytes", "60MiB", "--size", "1536KiB")
     writers = ("--writer", "buffered,odirect")
     shown, _ = printed("autotune", "tiny.yaml", "-q", *writers, *budget, columns=80)
     check_fits(shown, uncut.getvalue())

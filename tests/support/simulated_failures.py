@@ -42,9 +42,9 @@ def simulate(
     """Simulate `failures` failures of `job` with a save after every `interval_s` of training.
 
     A failure loses the snapshots in flight, and all training after the last durable one. Restart
-    and restore follow, and they may fail too. A save that finds all slots taken waits. Every run
-    between two failures has the same events until it ends. So the events are computed once, up to
-    the longest run, and each failure is located among them. Equal arguments give equal results.
+    and restore follow, and they may fail too. A save waits until the one before is durable. Every
+    run between two failures has the same events until it ends. So the events are computed once, up
+    to the longest run, and each failure is located among them. Equal arguments give equal results.
     """
     gaps = np.random.default_rng(seed).exponential(job.mtbf_s, failures)
     runs = gaps - (job.restart_s + costs.restore_s)
@@ -75,15 +75,11 @@ def _timeline(interval_s: float, costs: Costs, until_s: float) -> tuple[_Times, 
 
 def _events(interval_s: float, costs: Costs, until_s: float) -> Iterator[tuple[float, float]]:
     """Yield, for each save until `until_s`, when training goes on and when the save is durable."""
-    slots = [0.0] * costs.slots  # when each is free again
-    now = 0.0
-    save = 0
+    now = durable = 0.0
     while now <= until_s:
-        slot = save % costs.slots  # snapshots are persisted side by side: the oldest is free first
-        now = max(now + interval_s, slots[slot]) + costs.blocking_s
-        slots[slot] = now + costs.persist_s
-        yield now, slots[slot]
-        save += 1
+        now = max(now + interval_s, durable) + costs.blocking_s
+        durable = now + costs.persist_s
+        yield now, durable
 
 
 def _standard_error(values: _Times) -> float:

@@ -69,7 +69,7 @@ def _commands(first: str, *, optional: bool = True) -> list[Any]:
     for page in _PAGES:
         for line in _code_lines(page):
             if line.startswith(f"{first} ") and not line.startswith(_PRINTED):
-                plain = re.sub(r"\[[^\]]*\]", "", line) if optional else line
+                plain = re.sub(r"\[[^\]]*\]| > \S+$", "", line) if optional else line
                 words = shlex.split(plain, comments=True)[1:]
                 found[f"{page.name}: {line}"] = pytest.param(words, id=f"{page.stem}-{line[:60]}")
     return list(found.values())

@@ -71,6 +71,13 @@ def _every_command(group: Any, path: tuple[str, ...] = ()) -> dict[str, Any]:
     return found
 
 
+def test_there_are_few_options() -> None:
+    """Each new one needs a user; a value of another option may say the same."""
+    commands: list[Any] = [get_command(app), *_every_command(_ALL).values()]
+    shown = [one for command in commands for one in command.params if not one.hidden]
+    assert len([one for one in shown if one.param_type_name == "option"]) <= 120
+
+
 @pytest.mark.parametrize("verb", sorted(_every_command(_ALL)))
 def test_help_has_words_for_values(verb: str) -> None:
     """`--size SIZE`, and no name of a type of Python."""

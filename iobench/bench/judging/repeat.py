@@ -26,6 +26,7 @@ from iobench.units import (
 )
 
 _AUTO, _STEADY = "auto", "steady"
+_DEFAULT_PRECISION = 0.05
 _DEFAULT_DURATION = "10min"
 _DEFAULT_BYTES = TIB
 _SUSTAINED_TIMES = 100  # saves of each contender that show when the rate changes, to 1% of the time
@@ -57,20 +58,23 @@ class Repeat:
     most: int | None = None
 
     @classmethod
-    def parse(cls, repeat: str, precision: str, max_time: str) -> Repeat:
-        """Parse `5`, or `auto` with `5%` and `10min`. Raises UsageError for anything else."""
-        if repeat == _AUTO:
-            wanted = parse_percent(precision, "--precision")
-            max_s = parse_seconds(max_time, "--max-time")
-            for option, value, text in (
-                ("--precision", wanted, precision),
-                ("--max-time", max_s, max_time),
-            ):
+    def parse(cls, repeat: str) -> Repeat:
+        """Parse `5`, `auto`, `auto:2%`, `auto:1h` or `auto:2%,1h`. Raises UsageError otherwise."""
+        word, colon, limits = repeat.partition(":")
+        if word == _AUTO:
+            precision, max_s = _DEFAULT_PRECISION, parse_seconds(_DEFAULT_DURATION, "--repeat")
+            for text in limits.split(",") if colon else ():
+                if text.endswith("%"):
+                    value = precision = parse_percent(text, "--repeat auto:")
+                else:
+                    value = max_s = parse_seconds(text, "--repeat auto:")
                 if not value:
-                    raise UsageError(f"{option} {text}: must be above zero")
-            return cls(times=_LEAST_AUTO, precision=wanted, max_s=max_s)
+                    raise UsageError(f"--repeat auto:{limits:.40}: {text} must be above zero")
+            return cls(times=_LEAST_AUTO, precision=precision, max_s=max_s)
         if not re.fullmatch("[0-9]{1,6}", repeat) or int(repeat) < 1:
-            raise UsageError(f"--repeat {repeat!r:.40}: give a number from 1 to 999999, or auto")
+            raise UsageError(
+                f"--repeat {repeat!r:.40}: give a number from 1 to 999999, auto or auto:5%,10min"
+            )
         return cls(times=int(repeat))
 
     @classmethod

@@ -17,7 +17,7 @@ from iobench.units import MIB
 
 EXAMPLE = read(Path(__file__).parents[1] / "results" / "example.jsonl")
 SAVE = next(sample for sample in EXAMPLE.samples if sample.operation == "save")
-AUTO = Repeat.parse("auto", "5%", "10min")
+AUTO = Repeat.parse("auto")
 
 
 def taking(*seconds: float, writer: str = "odirect") -> list[Sample]:
@@ -30,8 +30,8 @@ def taking(*seconds: float, writer: str = "odirect") -> list[Sample]:
 
 
 def test_a_number_of_times() -> None:
-    three = Repeat.parse("3", "5%", "10min")
-    assert (str(three), str(Repeat.parse("1", "5%", "1s"))) == ("3 repetitions", "1 repetition")
+    three = Repeat.parse("3")
+    assert (str(three), str(Repeat.parse("1"))) == ("3 repetitions", "1 repetition")
     assert [three.goes_on(done, [], 1e9) for done in range(4)] == [True, True, True, False]
 
 
@@ -39,7 +39,7 @@ def test_auto_ends_when_every_interval_is_narrow() -> None:
     narrow, wide = taking(*[1.0, 1.02] * 4), taking(*[1.0, 1.2] * 4, writer="buffered")
     assert not AUTO.goes_on(8, narrow, 1)
     assert AUTO.goes_on(8, [*narrow, *wide], 1)
-    assert Repeat.parse("auto", "1%", "10min").goes_on(8, narrow, 1)
+    assert Repeat.parse("auto:1%").goes_on(8, narrow, 1)
 
 
 def test_the_last_fifth_of_the_repetitions_decides_nothing() -> None:
@@ -74,21 +74,29 @@ def test_auto_ends_when_its_time_is_over() -> None:
     assert AUTO.goes_on(0, [], 600)  # nothing measured is no result
 
 
-@pytest.mark.parametrize("text", ["0", "-1", "many", "1.5", ""])
+@pytest.mark.parametrize("text", ["0", "-1", "many", "1.5", "", "3:5%", "auto3"])
 def test_what_is_no_number_of_times(text: str) -> None:
     with pytest.raises(UsageError, match="--repeat"):
-        Repeat.parse(text, "5%", "10min")
+        Repeat.parse(text)
 
 
-def test_what_is_no_precision_or_time() -> None:
-    with pytest.raises(OptionError, match="percentage"):
-        Repeat.parse("auto", "0.05", "10min")
-    with pytest.raises(OptionError, match="not a time"):
-        Repeat.parse("auto", "5%", "soon")
-    with pytest.raises(UsageError, match="--precision 0%: must be above zero"):
-        Repeat.parse("auto", "0%", "10min")
-    with pytest.raises(UsageError, match="--max-time 0s: must be above zero"):
-        Repeat.parse("auto", "5%", "0s")
+def test_the_limits_of_auto() -> None:
+    limits = [Repeat.parse(f"auto:{one}") for one in ("2%", "1h", "2%,1h", "1h,2%")]
+    found = [(one.precision, one.max_s) for one in limits]
+    assert found == [(0.02, 600), (0.05, 3600), (0.02, 3600), (0.02, 3600)]
+    for text, message in (
+        ("0.05", "auto: '0.05' has no unit"),
+        ("x%", "auto: 'x%' is not a percentage"),
+        ("soon", "auto: 'soon' is not a time"),
+        ("", "auto: '' is not a time"),
+        ("5%,", "auto: '' is not a time"),
+    ):
+        with pytest.raises(OptionError, match=message):
+            Repeat.parse(f"auto:{text}")
+    with pytest.raises(UsageError, match="--repeat auto:0%: 0% must be above zero"):
+        Repeat.parse("auto:0%")
+    with pytest.raises(UsageError, match="--repeat auto:5%,0s: 0s must be above zero"):
+        Repeat.parse("auto:5%,0s")
 
 
 def test_saves_follow_each_other_for_a_time() -> None:

@@ -71,12 +71,12 @@ def test_intervals_come_from_the_resampled_medians(example: ResultFile) -> None:
 
 
 def test_warnings() -> None:
-    """Intervals below the slot limit are raised to it. A job cannot train where a restore takes a
+    """Intervals below the persist time are raised to it. A job cannot train where a restore takes a
     quarter of an hour, and a failure comes every 13 minutes."""
     found = one(Costs(blocking_s=1, persist_s=3600, restore_s=60), JOB)
     assert (found.best.raised, found.best.interval_s) == (True, 3600)
     assert "the persist time sets the interval" in texts(found)
-    assert not one(Costs(blocking_s=1, persist_s=3600, restore_s=60, slots=60), JOB).best.raised
+    assert not one(Costs(blocking_s=1, persist_s=60, restore_s=60), JOB).best.raised
     large = TrainingJob(nodes=16_384)
     stuck = one(Costs(blocking_s=1800, restore_s=900), large)
     assert "recovery takes longer than the MTBF" in texts(stuck)

@@ -19,7 +19,6 @@ costs = st.builds(
     blocking_s=st.floats(1e-3, 1e4),
     persist_s=st.floats(0, 1e4),
     restore_s=st.floats(0, 1e4),
-    slots=st.integers(1, 4),
 )
 jobs = st.builds(TrainingJob, nodes=st.integers(1, 131_072), restart_s=st.floats(0, 3600))
 
@@ -53,7 +52,7 @@ def test_a_job_out_of_range_is_refused(wrong: dict[str, float]) -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"blocking_s": -1.0}, {"restore_s": math.nan}, {"blocking_s": 0.0}, {"slots": 0}]
+    "wrong", [{"blocking_s": -1.0}, {"restore_s": math.nan}, {"blocking_s": 0.0}]
 )
 def test_costs_out_of_range_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(OptionError):
@@ -104,25 +103,25 @@ def test_ettr_is_a_share_and_more_cost_never_helps(
         blocking_s=costs.blocking_s + 1,
         persist_s=costs.persist_s,
         restore_s=costs.restore_s + 1,
-        slots=costs.slots,
     )
     assert goodput.ettr(interval, dearer, job) <= found
 
 
 @given(costs, jobs)
-def test_the_interval_under_the_slot_limit_has_no_formula(costs: Costs, job: TrainingJob) -> None:
-    """The formulas do not describe saves that wait for slots: such intervals are refused."""
+def test_the_interval_under_the_persist_time_has_no_formula(costs: Costs, job: TrainingJob) -> None:
+    """The formulas do not describe saves that wait: such intervals are refused."""
     least = goodput.shortest(costs)
     if least > 0:
         for formula in (goodput.ettr, goodput.lost_work_s):
             formula(least, costs, job)
-            with pytest.raises(ValueError, match="wait for slots"):
+            with pytest.raises(ValueError, match="wait for each other"):
                 formula(least * 0.99, costs, job)
 
 
 def test_limits_of_the_best_interval() -> None:
-    """No save waits: the slot limit holds, also for saves that do not block. A job that never runs
-    (saves and recovery of 11 days, a failure every 101 s) has 0, not NaN, and no overflow."""
+    """No save waits: the persist time is the least, also for saves that do not block. A job that
+    never runs (saves and recovery of 11 days, a failure every 101 s) has 0, not NaN, and no
+    overflow."""
     job, stuck = TrainingJob(nodes=2048), TrainingJob(nodes=131_072)
     limited = Costs(blocking_s=1, persist_s=3600, restore_s=60)
     assert goodput.best_interval_s(limited, job) == goodput.shortest(limited) == 3600
@@ -176,13 +175,10 @@ def test_daly_comes_close_to_the_optimum(save: float, mtbf: float) -> None:
         assert _daly(save, mtbf) == pytest.approx(optimal, rel=0.06)
 
 
-def test_slots_by_hand() -> None:
-    """PCcheck: T_w / N. A slot is also in use while the snapshot is made."""
-    assert goodput.shortest(Costs(blocking_s=0, persist_s=60, restore_s=0, slots=4)) == 15
+def test_the_shortest_interval_by_hand() -> None:
+    """One save is in the background at a time: CheckFreq's rule."""
     assert goodput.shortest(Costs(blocking_s=2, persist_s=60, restore_s=0)) == 60
-    assert goodput.shortest(Costs(blocking_s=2, persist_s=60, restore_s=0, slots=2)) == 29
     assert goodput.shortest(Costs(blocking_s=30, restore_s=0)) == 0
-    assert goodput.shortest(Costs(blocking_s=9, persist_s=1, restore_s=0, slots=4)) == 0
 
 
 def test_the_checkpoint_of_ten_to_the_twelve_parameters() -> None:

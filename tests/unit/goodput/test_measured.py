@@ -41,9 +41,8 @@ def test_sizes(example: ResultFile) -> None:
 
 
 def test_blocking_time_adds_asynchronous_candidates(example: ResultFile) -> None:
-    """Their persist time is the save time, with the given slots. They follow the other
-    candidates."""
-    found, _ = from_results(example, size_bytes=2**30, blocking_s=0.1, slots=3)
+    """Their persist time is the save time. They follow the other candidates."""
+    found, _ = from_results(example, size_bytes=2**30, blocking_s=0.1)
     assert [(one.name, one.mode) for one in found] == [
         ("odirect", "sync"),
         ("buffered", "sync"),
@@ -51,7 +50,7 @@ def test_blocking_time_adds_asynchronous_candidates(example: ResultFile) -> None
         ("buffered", "async"),
     ]
     costs = found[2].costs
-    assert (costs.blocking_s, costs.persist_s, costs.restore_s, costs.slots) == (0.1, 0.5, 0.4, 3)
+    assert (costs.blocking_s, costs.persist_s, costs.restore_s) == (0.1, 0.5, 0.4)
 
 
 def test_resampled_medians_stay_among_the_samples(example: ResultFile) -> None:
@@ -239,14 +238,10 @@ def test_nothing_to_plan_with_is_an_error_that_says_why(example: ResultFile) -> 
 
 
 def test_times_by_hand() -> None:
-    """A synchronous and an asynchronous save, whose persist time is the save time by default."""
-    both = by_hand(save_s=30, blocking_s=2, persist_s=None, restore_s=60)
+    """A synchronous and an asynchronous save, whose persist time is the save time."""
+    both = by_hand(save_s=30, blocking_s=2, restore_s=60)
     assert [(one.mode, one.costs.blocking_s, one.costs.persist_s) for one in both] == [
         ("sync", 30, 0),
         ("async", 2, 30),
     ]
-    only = by_hand(save_s=None, blocking_s=2, persist_s=20, restore_s=60, slots=2)
-    assert [(one.mode, one.costs.persist_s, one.costs.slots) for one in only] == [("async", 20, 2)]
-    assert [
-        one.mode for one in by_hand(save_s=3, blocking_s=None, persist_s=None, restore_s=1)
-    ] == ["sync"]
+    assert [one.mode for one in by_hand(save_s=3, restore_s=1)] == ["sync"]

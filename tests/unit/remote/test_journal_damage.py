@@ -15,7 +15,6 @@ import xxhash
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from iobench.cli.given import ListingFormat
 from iobench.cli.tiers import tiers
 from iobench.errors import IobenchError, TargetError
 from iobench.remote.journal import JOURNAL, DrainEvent, DrainJournal, tiers_status
@@ -47,7 +46,7 @@ def _written(directory: Path) -> bytes:
 
 def _shown(directory: Path) -> None:
     """Show it in both formats. Anything but an error of iobench fails the test."""
-    for format_ in (ListingFormat.TABLE, ListingFormat.JSON):
+    for format_ in ("table", "json"):
         with (
             contextlib.redirect_stdout(io.StringIO()),
             contextlib.redirect_stderr(io.StringIO()),
@@ -108,7 +107,7 @@ def test_left_out_and_counted(
     """A damaged line is left out, and one line on stderr says so."""
     text = _written(tmp_path)
     (tmp_path / JOURNAL).write_bytes(text + _line(document) + b"\xff\xfe\n")
-    tiers(tmp_path, ListingFormat.TABLE)
+    tiers(tmp_path, "table")
     shown = capsys.readouterr()
     assert shown.err == f"{tmp_path / JOURNAL}: 2 damaged lines left out\n"
     assert "/remote" in shown.out
@@ -168,7 +167,7 @@ def test_a_planted_name(plant: Any, tmp_path: Path) -> None:
             act()
     assert victim.read_text() == "precious\n"
     with pytest.raises(IobenchError) as refused:
-        tiers(directory, ListingFormat.TABLE)
+        tiers(directory, "table")
     assert len(str(refused.value).splitlines()) == 1
 
 

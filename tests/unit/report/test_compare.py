@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from iobench.errors import IobenchError, OptionError, RegressionError, UsageError
 from iobench.report.compare import compare, compare_document
 from iobench.report.facts import unlike
-from iobench.report.render import DocumentFormat, render
+from iobench.report.render import render
 from iobench.results import (
     AxisValues,
     Failure,
@@ -510,7 +510,7 @@ def test_the_rows_of_a_comparison_share_its_error() -> None:
         expected = compare_runs([*map(rates, new)], [*map(rates, old)], rows=count).ratio.interval
         assert row.ci95 == expected
     stream = io.StringIO()
-    render(compare_document(comparison), DocumentFormat.TABLE, stream)
+    render(compare_document(comparison), "table", stream)
     assert " 95% interval " in stream.getvalue()
     assert "the intervals of all rows hold together in 95% of comparisons" in stream.getvalue()
 
@@ -519,7 +519,7 @@ def test_markdown_for_a_pull_request() -> None:
     stream = io.StringIO()
     render(
         compare_document(compare([REFERENCE], [slowed("odirect", "save", 1.1)], 0.05)),
-        DocumentFormat.MD,
+        "md",
         stream,
     )
     lines = stream.getvalue().splitlines()
@@ -532,7 +532,7 @@ def test_json_is_unrounded_and_plain() -> None:
     stream = io.StringIO()
     render(
         compare_document(compare([REFERENCE], [slowed("odirect", "save", 1.1)], 0.05)),
-        DocumentFormat.JSON,
+        "json",
         stream,
     )
     document = json.loads(stream.getvalue())

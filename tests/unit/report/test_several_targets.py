@@ -23,7 +23,7 @@ from iobench.report.answer import answer
 from iobench.report.compare import compare, compare_document
 from iobench.report.facts import unlike
 from iobench.report.grid import wrapped
-from iobench.report.render import DocumentFormat, render
+from iobench.report.render import render
 from iobench.report.run import report_document
 from iobench.report.summary import summarise
 from iobench.report.wording import footnotes
@@ -133,7 +133,7 @@ def test_a_comparison_of_long_names_fits_80_columns(terminal: Terminal) -> None:
         ),
     )
     comparison = compare([old], [new], 0.05)
-    render(compare_document(comparison), DocumentFormat.TABLE, terminal)
+    render(compare_document(comparison), "table", terminal)
     lines = without_styles(terminal.getvalue()).splitlines()
     assert max(map(len, lines)) <= 80
     assert sum(line.endswith("worse (regression)") for line in lines) == 8

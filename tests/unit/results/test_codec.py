@@ -170,13 +170,17 @@ def test_every_published_record_is_read_and_written_as_it_is(path: Path) -> None
 
 
 def _lost(old: Any, new: Any, where: str = "") -> list[str]:
-    """The places below `old` whose value is not in `new`, which may have more fields."""
+    """The places below `old` whose value is not in `new`, which may have more fields.
+
+    A null says nothing in a field that is gone.
+    """
     if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
         old, new = dict(enumerate(old)), dict(enumerate(new))
     if isinstance(old, dict) and isinstance(new, dict):
         return [
             place
             for name, value in old.items()
+            if value is not None or name in new
             for place in _lost(value, new.get(name, ...), f"{where}.{name}")
         ]
     return [] if old == new else [where]

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import json
 import os
-import re
 import string
 from collections.abc import Callable
 from pathlib import Path
@@ -22,13 +20,14 @@ from typer.testing import CliRunner
 from iobench.bench.axes import Axes
 from iobench.errors import ResultFileError, TransferError
 from iobench.results import ResultFile, read
-from iobench.results.known_fields import unknown_fields
+from iobench.results.codec import to_plain
 from iobench.results.scrub import Scrubbed, scrub, write_scrubbed
 from iobench.tune.journal import read_journal
 from iobench.writers import registry
 
 _EXAMPLE = Path(__file__).with_name("example.jsonl").read_bytes().splitlines()
 _REFERENCES = Path(__file__).parents[3] / "results"
+_PLACES = {"path", "mount_point", "source", "target", "backing_file", "floor_record"}
 _FAILURE = {
     "schema": "iobench.result/1",
     "kind": "failure",
@@ -57,6 +56,10 @@ def changed(
     failures = [] if error is None else [_FAILURE | {"error": error}]
     records = [header, *others[:-1], *failures, others[-1]]
     return [f"{json.dumps(one)}\n".encode() for one in records]
+
+
+def _name(option: str) -> str:
+    return option.partition("=")[0]
 
 
 def texts(scrubbed: Scrubbed) -> str:
@@ -91,9 +94,10 @@ def test_nothing_removed_is_left(
     copy = scrub(lines)
     olds = {one.old for one in copy.removed}
     assert {f"{target}/my disk", mount, "username=" + user, "addr=10.1.2.3", "10.1.2.4"} <= olds
-    assert {f"{server}:/home/{user}", "S3R1AL", "zqrun.jsonl", "fe80::12", host, user} <= olds
+    assert {f"{server}:/home/{user}", '"S3R1AL"', "zqrun.jsonl", "fe80::12", host, user} <= olds
     left = texts(copy)
-    for secret in (*olds, host, user, target, mount, output, server, "zqcorp", "zqbucket", "1007"):
+    secrets = (host, user, target, mount, output, server, "zqcorp", "zqbucket", "1007", "S3R1AL")
+    for secret in (*olds, *secrets):
         assert secret not in left, secret
         assert json.dumps(secret)[1:-1] not in left
     assert '"vers=4.2"' in left
@@ -107,19 +111,19 @@ def test_nothing_removed_is_left(
 def test_a_host_may_be_called_like_a_word_of_the_record(word: str) -> None:
     """Only its field changes then: the record still loads, with the same samples."""
     lines = changed(machine={"hostname": word})
-    copy = scrub(lines, users=[word])
+    copy = scrub(lines)
     assert json.loads(copy.lines[0])["environment"]["machine"]["hostname"] == "host"
     assert copy.lines[1:] == tuple(lines[1:])
 
 
 def test_the_words_of_a_command_keep_their_options() -> None:
-    """Only the places in them change; a name like a word of iobench stays."""
+    """Only words that iobench does not have change."""
     given = ["--writer", "s3,endpoint_url=https://minio.zq:9000,threads=4", "--target", "train,zqd"]
     given += ["--baseline=odirect target=/mnt/zq,1", "-w", "zq model.yaml"]
     header = json.loads(scrub(changed(command=given)).lines[0])
     assert header["command"] == [
-        *("--writer", "s3,endpoint_url=https://place,threads=4", "--target", "train,file"),
-        *("--baseline=odirect target=/path,1", "-w", "file2.yaml"),
+        *("--writer", "s3,endpoint_url=removed,threads=4", "--target", "train,removed2"),
+        *("--baseline=odirect target=removed3,1", "-w", "removed4 removed5"),
     ]
 
 
@@ -134,7 +138,7 @@ def test_what_says_nothing_about_the_owner_stays() -> None:
             "endpoint": "https://s3.eu-west-1.amazonaws.com",
         },
         command=["iobench", "run", "llama7b", "--granularity", "shard=5GB", "--target", "."],
-        error="/proc/sys/kernel/io_uring_disabled is 2; 2.1 GiB/s, 1/2 of the width, 12:30:05, n/a",
+        error="/proc/sys/kernel/io_uring_disabled is 2; 2.1 GiB/s, 1/2 of the width, 12:30:05",
     )
     copy = scrub(lines)
     assert [(one.where, one.old) for one in copy.removed] == [
@@ -146,22 +150,20 @@ def test_what_says_nothing_about_the_owner_stays() -> None:
 @pytest.mark.parametrize(
     ("error", "cleaned"),
     [
-        ("mount zqnas:/export/jane failed on zqnas", "mount source failed on host2"),
-        ("server zqnas.lab not responding, timed out", "server host2 not responding, timed out"),
-        ("full: /mnt/My Disk/run 1/x.pt is gone, n/a", "full: /path2 is gone, n/a"),
-        (
-            "rank 1 (host zqgpu18, 'close' for 60 s) failed",
-            "rank 1 (host host2, 'close' for 60 s) failed",
-        ),
-        ("zqgpu18.zqcorp.example:29500 is gone; zqgpu18", "host3:29500 is gone; host4"),
+        ("mount zqnas:/export/jane failed on zqnas", "mount removed failed on removed2"),
+        ("server zqnas.lab not found, 10.1.2.3", "server removed not found, removed2"),
+        ("full: '/mnt/zq Disk/jane 1/x.pt' is gone", "full: 'removed removed2 removed3' is gone"),
+        ("rank 1 (host zqhost.zqcorp.example, '?') failed", "rank 1 (host host, '?') failed"),
+        ("00:11:22:33:44:55 is not 1:30:05, see zq@x.org", "removed is not 1:30:05, see removed2"),
+        ("uid 1007: jane@zqgpu18:29500 4jane -jane", "uid 1007: removed removed2 removed3"),
     ],
 )
 def test_names_that_only_a_message_has(error: str, cleaned: str) -> None:
-    """Servers of exports, hosts of the same domain, and all of a path with spaces."""
+    """Servers, paths, addresses and people, wherever a message has them."""
     lines = changed(machine={"hostname": "zqhost.zqcorp.example"}, error=error)
     once = scrub(lines)
     (found,) = [json.loads(line)["error"] for line in once.lines if b'"failure"' in line]
-    assert re.sub("host[0-9]*", "host", found) == re.sub("host[0-9]*", "host", cleaned)
+    assert found == cleaned
     assert scrub(once.lines).lines == once.lines
 
 
@@ -169,31 +171,34 @@ def test_names_that_only_a_message_has(error: str, cleaned: str) -> None:
     ("change", "field"),
     [
         (lambda run: run["plan"].update(token="zq"), "plan.token"),
-        (lambda run: run["environment"]["machine"].update(owner={"a": 1}), "machine.owner"),
+        (lambda run: run["environment"]["machine"].update(owner={"zq": 1}), "machine.owner"),
         (lambda run: run["environment"]["machine"]["versions"].update(zq="a b"), "versions.zq"),
-        (lambda run: run["plan"].update(writers=[{"options": {"key": "zq"}}]), "options.key"),
+        (lambda run: run["plan"].update(writers=[{"options": {"key": "zq"}}]), "writers.options"),
+        (lambda run: run["plan"].update(files=[{"path": "zq"}], workload="mine"), "plan.files"),
         (lambda run: run.update(secret="zq"), "secret"),
+        (lambda run: run["environment"].update(mail={"zq": 1}), "environment.mail"),
     ],
 )
-def test_a_field_that_is_not_known_is_refused(
+def test_a_field_that_is_not_known_does_not_leave(
     change: Callable[[dict[str, Any]], None], field: str, tmp_path: Path
 ) -> None:
-    """It may hold a secret: one line names it, and there is no copy."""
+    """The copy loads without it, or without its text; the list of what was removed has it."""
     header, *others = changed()
     values = json.loads(header)
     change(values)
     record, copy = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
     record.write_bytes(f"{json.dumps(values)}\n".encode() + b"".join(others))
-    with pytest.raises(ResultFileError, match=rf"line 1: the field '[\w.\[\]]*{re.escape(field)}'"):
-        write_scrubbed(record, copy, read)
-    assert not copy.exists()
+    removed = write_scrubbed(record, copy, read)
+    assert "zq" not in copy.read_text()
+    assert [one.where for one in removed if "zq" in one.old and field in one.where]
 
 
 @pytest.mark.parametrize("name", registry.names())
-def test_all_options_of_our_writers_are_known(name: str) -> None:
-    names = (option.name for option in dataclasses.fields(registry.writer_class(name).Options))
-    writers = [{"name": name, "options": dict.fromkeys(names, "text")}]
-    assert [*unknown_fields({"plan": {"writers": writers}})] == []
+def test_the_options_of_our_writers_stay(name: str) -> None:
+    options = registry.writer_class(name).Options()
+    values = {"plan": {"writers": [{"name": name, "options": to_plain(options)}]}}
+    line = json.dumps(values).encode()
+    assert scrub([line]).lines == (line,)
 
 
 def test_all_axes_are_known() -> None:
@@ -204,11 +209,12 @@ def test_all_axes_are_known() -> None:
         targets=("a", "b"),
         backgrounds=(None, "restore"),
     )
-    assert [*unknown_fields({"plan": axes.to_dict()})] == []
+    line = json.dumps({"plan": axes.to_dict()} | {"note": ""}).encode()
+    assert json.loads(scrub([line]).lines[0])["plan"].keys() == axes.to_dict().keys()
 
 
 def test_options_of_another_package_may_be_numbers(tmp_path: Path) -> None:
-    """Their names are not known, and a number or a switch does not identify a person."""
+    """A number or a switch does not identify a person."""
     lines = changed()
     values = json.loads(lines[0])
     values["plan"]["writers"] = [{"name": "other", "options": {"depth": 4, "fast": True}}]
@@ -236,18 +242,28 @@ def test_several_targets_stay_apart(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", sorted(_REFERENCES.glob("reference-*.jsonl")), ids=str)
 def test_published_records_load_again(path: Path, tmp_path: Path) -> None:
-    """The samples are the same objects, and scrubbing twice removes nothing more."""
+    """Only the names of this machine are not in it; a copy of the copy is the copy."""
     copy, again = tmp_path / "copy.jsonl", tmp_path / "again.jsonl"
     answer = CliRunner().invoke(app, ["results", "scrub", str(path), "-o", str(copy)])
     assert answer.exit_code == 0, answer.exception
     assert "machine.hostname" in answer.stdout
-    if "autotune" in path.name:
-        assert read_journal(copy)[1] == read_journal(path)[1]
-        return
-    before, after = read(path), read(copy)
-    assert (after.samples, after.training) == (before.samples, before.training)
-    assert after.run.environment.machine["cpu"] == before.run.environment.machine["cpu"]
-    assert not {one.old for one in write_scrubbed(copy, again, read)} & {"vm", "/mnt/iobench"}
+    check = read_journal if "autotune" in path.name else read
+    assert write_scrubbed(copy, again, check) == ()
+    lines, published = copy.read_bytes().splitlines(), path.read_bytes().splitlines()
+    assert again.read_bytes() == copy.read_bytes()
+    assert lines[1:] == published[1:]
+    after, before = json.loads(lines[0]), json.loads(published[0])
+    for one in (after, before):
+        facts = one.get("environment", one)
+        facts["machine"]["hostname"] = facts["machine"]["gds"]["cufile"] = one["command"] = None
+        facts["storage"]["mount_options"] = [*map(_name, facts["storage"]["mount_options"])]
+        for place in (
+            facts["storage"],
+            facts["storage"]["device"],
+            one.get("asked") or one["plan"],
+        ):
+            place.update(dict.fromkeys(_PLACES & place.keys()))
+    assert after == before
 
 
 def test_the_record_stays_and_no_file_is_replaced(tmp_path: Path, example: ResultFile) -> None:

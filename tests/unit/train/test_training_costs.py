@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from iobench.errors import UsageError
-from iobench.report.render import DocumentFormat, render
+from iobench.report.render import render
 from iobench.report.train import train_document
 from iobench.results import ResultFile, TrainBlock, TrainSave, from_record, read, to_record
 from iobench.train.arm import choose_arms
@@ -85,7 +85,7 @@ def test_few_pairs_leave_an_overhead_undecided(pairs: int, said: str) -> None:
     plan = {"every": 2, "steps": 4, "simulated_s": 0.0, "memcpy_bytes_per_s": 1e9}
     record, table = _file(*blocks), io.StringIO()
     planned = replace(record, run=replace(record.run, plan=plan))
-    render(train_document([planned]), DocumentFormat.TABLE, table)
+    render(train_document([planned]), "table", table)
     assert said in table.getvalue()
     assert ("95% interval", "94% interval")[pairs >= 5] in table.getvalue()
     assert f"{pairs} block{'s' * (pairs > 1)} of each; " in table.getvalue()
@@ -102,7 +102,7 @@ def test_a_budget() -> None:
     record, table = _file(_NONE, half), io.StringIO()
     render(
         train_document([replace(record, run=replace(record.run, plan=plan))]),
-        DocumentFormat.TABLE,
+        "table",
         table,
     )
     assert "1.5 s for all but the budget at the rate of its writes; its stall is 0.33" in " ".join(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import altair as alt
 import pytest
@@ -14,6 +16,7 @@ from typer.testing import CliRunner
 
 from iobench.claims.claims import study
 from iobench.claims.reproduction import judge_records
+from iobench.cli.pages import Shown
 from iobench.errors import UsageError
 from iobench.goodput import goodput
 from iobench.goodput.forecast import Method, forecast
@@ -86,7 +89,7 @@ def test_claims() -> None:
 
 
 def outlook(nodes: list[int]) -> Outlook:
-    candidates = by_hand(save_s=30.0, blocking_s=2.0, persist_s=None, restore_s=60.0)
+    candidates = by_hand(save_s=30.0, blocking_s=2.0, restore_s=60.0)
     method = Method()
     jobs = [TrainingJob(nodes=count) for count in nodes]
     found = [one for job in jobs for one in forecast(candidates, candidates[0], job, method)]
@@ -155,26 +158,22 @@ def test_ranks() -> None:
     check(page)
 
 
-def test_the_report_option_of_the_verbs(tmp_path: Path) -> None:
-    """It writes the page; a wrong name is refused before anything is printed."""
+def test_the_page_of_the_verbs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """--format html prints it, but not on a terminal."""
     old, new = (str(reference(name).path) for name in ("llama7b", "aa-llama7b"))
     plan = ["plan", "--nodes", "64", "--save", "30s", "--restore", "1min"]
     claims = ["reproduce", "checkfreq", "--results"]
-    for number, verb in enumerate(
-        (
-            ["compare", old, new, "--force"],
-            plan,
-            [*claims, str(_RESULTS / "reference-checkfreq-gpt5b-nemo.jsonl")],
-        )
+    for verb in (
+        ["compare", old, new, "--force"],
+        plan,
+        [*claims, str(_RESULTS / "reference-checkfreq-gpt5b-nemo.jsonl")],
     ):
-        path = tmp_path / f"{number}.html"
-        answer = CliRunner().invoke(app, [*verb, "--report", str(path)])
+        answer = CliRunner().invoke(app, [*verb, "--format", "html"])
         assert answer.exit_code == 0, answer.exception
-        assert f"report: {path}" in answer.stderr
-        assert "<!doctype html>" in path.read_text()[:100]
-        refused = CliRunner().invoke(app, [*verb, "--report", str(tmp_path / "a.txt")])
-        assert isinstance(refused.exception, UsageError)
-        assert refused.stdout == ""
+        assert answer.stdout.startswith("<!doctype html>")
+    monkeypatch.setattr(sys, "stdout", SimpleNamespace(isatty=lambda: True))
+    with pytest.raises(UsageError, match="is a file; add"):
+        Shown(form="html")
 
 
 def test_a_training_that_was_killed_says_so() -> None:
@@ -211,3 +210,12 @@ def test_answer_lines_are_those_of_the_verb() -> None:
     for line in train_document([result]).answer:
         assert isinstance(line, Line)
         assert all(text in shown for text in line.texts)
+
+
+def test_only_a_run_has_a_seed_to_repeat_it() -> None:
+    """`iobench train` and `iobench reproduce` take no --seed."""
+    expected = {"llama7b": True, "train-gpt5b-nemo": False, "hybrid-io-llama7b": False}
+    for name, has in expected.items():
+        sections = document_of([reference(name).path]).appendix
+        (repeat,) = [one for one in sections if one.heading == "Repeat it"]
+        assert any(one.startswith("--seed ") for one in repeat.paragraphs) == has
