@@ -29,10 +29,12 @@ from hypothesis import settings
 from support.filesystems import Filesystems
 from support.preloaded import run_preloaded
 from support.pyuring_wheels import WHEELS_OF_PYURING
+from support.s3_servers import end_servers, s3_server
 from support.whole_run import WholeRun
 
 from iobench.cli.main import run as run_command
 from iobench.environment.mounts import mount_of
+from iobench.testing import LocalS3
 from iobench.units import MIB
 from iobench.writers.blocks.channel import Channel
 
@@ -110,6 +112,7 @@ def temporary_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pa
             patch.setenv("TMPDIR", name)
             patch.setattr(tempfile, "tempdir", name)
             yield Path(name)
+            end_servers()
 
 
 @pytest.fixture(autouse=True)
@@ -265,6 +268,20 @@ def _impatient(event: threading.Event) -> Iterator[None]:
         left.set()
         done.wait(10)
         signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture(scope="module")
+def rclone() -> Iterator[LocalS3]:
+    """rclone's server, in use by this process."""
+    with s3_server("rclone") as running, running.active():
+        yield running
+
+
+@pytest.fixture(scope="module")
+def moto() -> Iterator[LocalS3]:
+    """moto's server, in use by this process."""
+    with s3_server("moto") as running, running.active():
+        yield running
 
 
 @pytest.fixture

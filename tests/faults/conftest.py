@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from support.fake_cufile import FakeCuFile
 from support.fake_device import FakeDevice, on_device
+from support.preloaded import run_preloaded
 from support.scripted_s3 import ScriptedS3, scripted_s3
 
 from iobench.testing import Footprint
@@ -38,6 +39,12 @@ _WRITERS = {
 def _nothing_left() -> Iterator[None]:
     with Footprint.unchanged():
         yield
+
+
+@pytest.fixture(scope="module")
+def importing() -> None:
+    """Start the process that has imported everything, before anything is counted."""
+    run_preloaded(["-c", "pass"])
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

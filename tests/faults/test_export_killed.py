@@ -45,12 +45,6 @@ _POINTS = (
 _PUBLISHED = "iobench.exports.staged_directory.StagedDirectory._give_name:after"
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _importing() -> None:
-    """Start the process that has imported everything, before anything is counted."""
-    run_preloaded(["-c", "pass"])
-
-
 def _tensors(seed: int = 0, count: int = 5) -> dict[str, torch.Tensor]:
     made = torch.Generator().manual_seed(seed)
     return {f"layers.{n}.weight": torch.randn(200, 100, generator=made) for n in range(count)}
@@ -229,6 +223,8 @@ iobench.export(
 )
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
+
+pytestmark = pytest.mark.usefixtures("importing")
 
 
 @pytest.fixture(scope="module")

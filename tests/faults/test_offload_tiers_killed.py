@@ -8,15 +8,13 @@ import secrets
 import shutil
 import signal
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from support.offload_checkpoints import held, named
 from support.offload_training import has_generation
-from support.preloaded import Preloaded, run_preloaded
-from support.s3_servers import s3_server
+from support.preloaded import Preloaded
 from support.tiers import events, settled, until
 
 from iobench import Checkpointer, KeepLast, Remote
@@ -27,7 +25,10 @@ from iobench.writers.s3 import S3Writer
 from iobench.writers.s3_store.objects import S3Objects
 from iobench.writers.s3_store.target import S3Target
 
-pytestmark = pytest.mark.filterwarnings("ignore:step .. the optimizer is read:RuntimeWarning")
+pytestmark = [
+    pytest.mark.usefixtures("importing"),
+    pytest.mark.filterwarnings("ignore:step .. the optimizer is read:RuntimeWarning"),
+]
 
 _TRAINER = """
 import sys
@@ -63,19 +64,6 @@ _POINTS = {
 """Points in the copy of the second checkpoint, and the least bytes that are not sent again."""
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _importing() -> None:
-    """Start the process that has imported everything, before anything is counted."""
-    run_preloaded(["-c", "pass"])
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[LocalS3]:
-    """A real server."""
-    with s3_server("moto") as running, running.active():
-        yield running
-
-
 @pytest.fixture(scope="module")
 def expected() -> list[torch.Tensor]:
     """The parameter after each step of the stock optimizer."""
@@ -98,9 +86,9 @@ def _kill(base: Path, remote: str, point: str, script: str = _TRAINER) -> None:
 
 
 @pytest.mark.parametrize("point", _POINTS)
-def test_a_bucket(point: str, server: LocalS3, tmp_path: Path, expected: list) -> None:
+def test_a_bucket(point: str, moto: LocalS3, tmp_path: Path, expected: list) -> None:
     """The next start sends what is missing alone; a new machine restores it with the same bits."""
-    target = f"{server.target}/run-{secrets.token_hex(4)}"
+    target = f"{moto.target}/run-{secrets.token_hex(4)}"
     _kill(tmp_path, target, point)
     writer = S3Writer(part_size="5MiB", threads=1)
     tier = Remote(target, writer=writer)

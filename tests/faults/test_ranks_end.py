@@ -5,21 +5,12 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
-from support.preloaded import run_preloaded
 from support.ranks import start_ranks
 
 import iobench
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _imports() -> None:
-    """Start the process that ranks are forked from; it stays."""
-    run_preloaded(["-c", ""], env=os.environ, timeout=120)
-
 
 _SCRIPT = """
 import os, warnings
@@ -33,6 +24,8 @@ ckpt.save_async({{"w": torch.ones(1000), "own": iobench.PerRank(rank)}}, 1)
 print("done", flush=True)
 os._exit(0)
 """
+
+pytestmark = pytest.mark.usefixtures("importing")
 
 
 @pytest.mark.parametrize("size", [2, 4])

@@ -9,14 +9,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.preloaded import run_preloaded
 
 from iobench import Checkpointer, load_checkpoint
 from tests.support.ranks import start_ranks
 
-pytestmark = pytest.mark.skipif(
-    not Path("/dev/shm").is_dir(), reason="there is no tmpfs at /dev/shm"
-)
+pytestmark = [
+    pytest.mark.usefixtures("importing"),
+    pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="there is no tmpfs at /dev/shm"),
+]
 
 _TRAINER = """
 import atexit, sys, warnings
@@ -75,12 +75,6 @@ def shared() -> Iterator[Path]:
     """A directory on tmpfs."""
     with tempfile.TemporaryDirectory(dir="/dev/shm") as directory:
         yield Path(directory)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _importing() -> None:
-    """Start the process that has imported everything, before anything is counted."""
-    run_preloaded(["-c", "pass"])
 
 
 @pytest.mark.parametrize(

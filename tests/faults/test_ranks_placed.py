@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import secrets
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.preloaded import run_preloaded
-from support.s3_servers import s3_server
 from support.tiers import events
 
 from iobench import load_checkpoint
@@ -28,6 +25,8 @@ from support.rank_scripts import joined
 from iobench import Checkpointer, Placement, Remote
 from iobench.errors import RankError
 from iobench.writers.s3 import S3Writer
+
+pytestmark = pytest.mark.usefixtures("importing")
 
 local, remote, victim, point = {arguments!r}
 world = joined()
@@ -63,26 +62,13 @@ _MORE = [(1, f"{_PART}:before", 1), (1, f"{_PART}:after", 1), (0, f"{_STORE}:aft
 """The rank that is lost, where, and the newest step after that."""
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _importing() -> None:
-    """Start the process that has imported everything, before anything is counted."""
-    run_preloaded(["-c", "pass"])
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[LocalS3]:
-    """A real server."""
-    with s3_server("rclone") as running, running.active():
-        yield running
-
-
 @pytest.mark.parametrize(
     ("victim", "point", "newest"),
     [*_POINTS, *(pytest.param(*one, marks=pytest.mark.exhaustive) for one in _MORE)],
 )
-def test_a_bucket(victim: int, point: str, newest: int, server: LocalS3, tmp_path: Path) -> None:
+def test_a_bucket(victim: int, point: str, newest: int, rclone: LocalS3, tmp_path: Path) -> None:
     """No part of the checkpoint is visible, nothing is written locally, and nothing is left."""
-    local, remote = tmp_path / "local", f"{server.target}/run-{secrets.token_hex(4)}"
+    local, remote = tmp_path / "local", f"{rclone.target}/run-{secrets.token_hex(4)}"
     code = _TRAINER.format(arguments=(str(local), remote, victim, point))
     with start_ranks(code, 2) as ranks:
         assert ranks.processes[victim].wait(60) == -signal.SIGKILL, ranks.end(victim)

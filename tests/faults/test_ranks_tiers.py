@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import secrets
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.preloaded import run_preloaded
-from support.s3_servers import s3_server
 from support.tiers import events, settled, until
 
 from iobench import Checkpointer, Remote, load_checkpoint
@@ -30,6 +27,8 @@ from support.rank_scripts import joined
 from iobench import Checkpointer, Remote, load_writer
 from iobench.errors import RankError
 from iobench.writers.s3 import S3Writer
+
+pytestmark = pytest.mark.usefixtures("importing")
 
 local, remote, victim, point = {arguments!r}
 world = joined()
@@ -70,12 +69,6 @@ _BUCKET = [
     (1, "iobench.writers.s3_store.upload.ResumedUpload.send:after:1", 5 * MIB),
     (0, "iobench.checkpoint.object_store.StagedObjects.publish:before", 2 * _FILE),
 ]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _importing() -> None:
-    """Start the process that has imported everything, before anything is counted."""
-    run_preloaded(["-c", "pass"])
 
 
 def _lose(local: Path, remote: object, victim: int, point: str) -> None:
@@ -121,17 +114,10 @@ def test_a_restart_of_all_ranks(tmp_path: Path) -> None:
     assert sent <= 2 * _FILE + 20_000 - BLOCK_BYTES
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[LocalS3]:
-    """A real server."""
-    with s3_server("moto") as running, running.active():
-        yield running
-
-
 @pytest.mark.parametrize(("victim", "point", "least"), _BUCKET)
-def test_a_bucket(victim: int, point: str, least: int, server: LocalS3, tmp_path: Path) -> None:
+def test_a_bucket(victim: int, point: str, least: int, moto: LocalS3, tmp_path: Path) -> None:
     """The same; no part that the server has is sent again, and no upload is left."""
-    local, remote = tmp_path / "local", f"{server.target}/run-{secrets.token_hex(4)}"
+    local, remote = tmp_path / "local", f"{moto.target}/run-{secrets.token_hex(4)}"
     _lose(local, remote, victim, point)
     writer = S3Writer(part_size="5MiB", threads=1)
     before = sum(one.sent_bytes for one in events(local, "durable"))

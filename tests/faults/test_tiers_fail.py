@@ -10,13 +10,13 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from support.s3_servers import s3_server
 from support.scripted_s3 import ScriptedS3, answer, reset, silence
 from support.tiers import events, settled, state, until
 
 from iobench import Checkpointer, KeepLast, Remote, load_checkpoint
 from iobench.errors import TargetError, TransferError, UnavailableError
 from iobench.remote import tiered_store
+from iobench.testing import LocalS3
 from iobench.units import MIB
 from iobench.writers.s3 import S3Writer
 
@@ -195,37 +195,33 @@ def test_a_bucket_that_is_gone_for_an_hour(
     writer.client.close()
 
 
-def test_new_credentials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_new_credentials(rclone: LocalS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A restart with credentials that the server refuses: the copy is made as soon as there are new
     ones, without another restart."""
     file, local = tmp_path / "credentials", tmp_path / "local"
-    with s3_server("rclone") as real, real.active():
-        keys = real.access_key, real.secret_key
-        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-            monkeypatch.delenv(name)
-        monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
 
-        def use(key: str, secret: str) -> None:
-            file.write_text(
-                f"[default]\naws_access_key_id = {key}\naws_secret_access_key = {secret}\n"
-            )
+    def use(key: str, secret: str) -> None:
+        file.write_text(f"[default]\naws_access_key_id = {key}\naws_secret_access_key = {secret}\n")
 
-        use(*keys)
-        target = f"{real.target}/run"
-        with Checkpointer(local, tiers=[Remote(target)]) as ckpt:
-            ckpt.save(state(1, 1000), 1)
-            until(lambda: settled(ckpt))
-        use("AKIDEXPIRED", "of yesterday")
-        with Checkpointer(local, tiers=[Remote(target)]) as ckpt:
-            until(lambda: ckpt._tier.drain.failure is not None)
-            save = ckpt.save(state(2, 1000), 2)
-            with pytest.raises((TransferError, UnavailableError)):
-                ckpt.wait(until="remote")
-            assert [one.state for one in save.copies] == ["durable", "waiting"]
-            use(*keys)
-            until(lambda: settled(ckpt))
-            assert save.copies[1].state == "verified"
-        assert load_checkpoint(target, writer="s3")["step"] == 2
+    use(rclone.access_key, rclone.secret_key)
+    target = f"{rclone.target}/run"
+    with Checkpointer(local, tiers=[Remote(target)]) as ckpt:
+        ckpt.save(state(1, 1000), 1)
+        until(lambda: settled(ckpt))
+    use("AKIDEXPIRED", "of yesterday")
+    with Checkpointer(local, tiers=[Remote(target)]) as ckpt:
+        until(lambda: ckpt._tier.drain.failure is not None)
+        save = ckpt.save(state(2, 1000), 2)
+        with pytest.raises((TransferError, UnavailableError)):
+            ckpt.wait(until="remote")
+        assert [one.state for one in save.copies] == ["durable", "waiting"]
+        use(rclone.access_key, rclone.secret_key)
+        until(lambda: settled(ckpt))
+        assert save.copies[1].state == "verified"
+    assert load_checkpoint(target, writer="s3")["step"] == 2
 
 
 def test_a_server_that_hangs(

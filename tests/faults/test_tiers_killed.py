@@ -6,12 +6,10 @@ import os
 import secrets
 import signal
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.preloaded import Preloaded, run_preloaded
-from support.s3_servers import s3_server
+from support.preloaded import Preloaded
 from support.tiers import events, settled, until
 
 from iobench import Checkpointer, Remote, load_checkpoint
@@ -28,6 +26,8 @@ import sys
 from support import kill_points, tiers
 from iobench import Checkpointer, Remote, load_writer
 from iobench.writers.s3 import S3Writer
+
+pytestmark = pytest.mark.usefixtures("importing")
 
 local, remote, point = sys.argv[1:4]
 writer = S3Writer(part_size="5MiB", threads=1)
@@ -72,12 +72,6 @@ _BUCKET = {
 }
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _importing() -> None:
-    """Start the process that has imported everything, before anything is counted."""
-    run_preloaded(["-c", "pass"])
-
-
 def _kill(local: Path, remote: object, point: str, writer: str = "") -> None:
     arguments = ["-c", _TRAINER, local, remote, point, writer]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
@@ -118,18 +112,11 @@ def test_a_directory(point: str, writer: str, tmp_path: Path) -> None:
     assert again <= _SIZE + 10_000 - least
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[LocalS3]:
-    """A real server."""
-    with s3_server("moto") as running, running.active():
-        yield running
-
-
 @pytest.mark.parametrize("point", [*_BUCKET, *_BOTH[5:7]])
-def test_a_bucket(point: str, server: LocalS3, tmp_path: Path) -> None:
+def test_a_bucket(point: str, moto: LocalS3, tmp_path: Path) -> None:
     """The same; no part that the server has is sent again, and no upload is left."""
     local = tmp_path / "local"
-    bucket = Bucket(f"{server.target}/run-{secrets.token_hex(4)}")
+    bucket = Bucket(f"{moto.target}/run-{secrets.token_hex(4)}")
     _kill(local, bucket.target, point)
     writer = S3Writer(part_size="5MiB", threads=1)
     before = _sent(local)

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from support.preloaded import Preloaded, run_preloaded
+from support.preloaded import Preloaded
 from support.tiers import events, settled, state, until
 
 from iobench import Checkpointer, Remote, load_checkpoint
@@ -23,6 +23,8 @@ import sys
 from support import kill_points, tiers
 from iobench import Checkpointer, Remote, load_writer
 
+pytestmark = pytest.mark.usefixtures("importing")
+
 local, remote = sys.argv[1:]
 writer = load_writer("buffered", block_size="8MiB")
 ckpt = Checkpointer(local, tiers=[Remote(remote, writer=writer)])
@@ -32,12 +34,6 @@ ckpt.save(tiers.state(1), 1)
 tiers.until(lambda: False)
 """
 _SIZE = 20 * 10**6
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _importing() -> None:
-    """Start the process that has imported everything, before anything is counted."""
-    run_preloaded(["-c", "pass"])
 
 
 @contextmanager

@@ -109,7 +109,7 @@ def test_in_a_bucket(tune: Tune, output: Path, server: LocalS3) -> None:
         check(document, output)
     assert document["space"]["writers"] == ["s3"]
     assert document["baseline"] == "s3"
-    assert list(server.directory.rglob("*step-*")) == []
+    assert list((server.directory / server.bucket).rglob("*step-*")) == []
 
 
 @pytest.mark.parametrize("more", [(), ("--writer", "s3")], ids=str)

@@ -23,7 +23,7 @@ from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
 from iobench.errors import DataMismatchError, TargetError, TransferError, UsageError
 from iobench.integrations import dcp_reader
 from iobench.integrations.dcp import StorageReader, StorageWriter
-from iobench.testing import local_s3
+from iobench.testing import LocalS3
 from iobench.writers.blocks.pages import pages_to_read_into
 from iobench.writers.buffered import BufferedWriter
 from iobench.writers.image import Bytes
@@ -258,9 +258,9 @@ def test_bad_arguments(tmp_path: Path) -> None:
         StorageReader(tmp_path, "buffered").read_metadata()
 
 
-def test_a_bucket() -> None:
+def test_a_bucket(server: LocalS3) -> None:
     """A checkpoint is saved to, loaded from and replaced in an object store."""
-    with local_s3() as server, server.active():
+    with server.active():
         place = f"s3://{server.bucket}/step-1"
         for seed in (1, 2):
             writer = StorageWriter(place, make("s3"))

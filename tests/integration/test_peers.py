@@ -15,7 +15,7 @@ from iobench import peers
 from iobench.peers.base import Peer, State
 from iobench.peers.deepspeed_aio import is_built
 from iobench.results import read
-from iobench.testing import moto_s3
+from iobench.testing import LocalS3
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -116,7 +116,9 @@ def test_one_table(iobench_inside: Command, tiny_path: Path, target: Path, tmp_p
 
 
 @pytest.mark.parametrize("name", STORES)
-def test_buckets(iobench: Command, tiny_path: Path, tmp_path: Path, name: str) -> None:
+def test_buckets(
+    iobench: Command, tiny_path: Path, tmp_path: Path, name: str, moto: LocalS3
+) -> None:
     """Peers for object stores save to a real server and restore every byte.
 
     That is moto's for those that do not work with rclone's; they say so before a run.
@@ -136,8 +138,7 @@ def test_buckets(iobench: Command, tiny_path: Path, tmp_path: Path, name: str) -
         assert refused.returncode == 3, refused.stderr
         assert peers.peer_class(name).refused_by["rclone"] in refused.stderr
         assert not record.exists()
-        with moto_s3() as server, server.active():
-            done = iobench(*arguments, "--target", f"{server.target}/run")
+        done = iobench(*arguments, "--target", f"{moto.target}/run")
     else:
         done = iobench(*arguments, "--s3-local")
         if done.returncode == 3 and "rclone" in done.stderr:

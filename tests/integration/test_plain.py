@@ -27,7 +27,7 @@ import iobench.torch
 from iobench.errors import SaveError, UsageError
 from iobench.formats import torch_image
 from iobench.integrations import default_writer, safetensors_transfer
-from iobench.testing import moto_s3
+from iobench.testing import LocalS3
 from iobench.writers.s3 import S3Writer
 
 WRITER = "hybrid"
@@ -684,10 +684,10 @@ def test_the_first_load_of_a_process(
     assert log_lines() == []
 
 
-def test_buckets() -> None:
+def test_buckets(server: LocalS3) -> None:
     """Paths may be those of objects where the writer stores objects."""
     state = {"a": torch.randn(30), "b": {"c": 1}}
-    with moto_s3() as server, server.active():
+    with server.active():
         writer = S3Writer(part_size="5MiB", threads=2)
         place = f"{server.target}/step"
         iobench.torch.save(state, f"{place}/m.pt", writer=writer)

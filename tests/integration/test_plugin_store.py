@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from support.s3_servers import s3_server
 from torch.distributed.checkpoint.api import CheckpointException
 
 from iobench import Checkpointer, KeepLast, load_checkpoint
@@ -70,18 +69,11 @@ class _Store(_WithoutObjects):
         return self._client.objects(target)
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[LocalS3]:
-    """A server for all tests of this file."""
-    with s3_server("moto") as running:
-        yield running
-
-
 @pytest.fixture
-def bucket(server: LocalS3) -> Iterator[Bucket]:
+def bucket(moto: LocalS3) -> Iterator[Bucket]:
     """A prefix of its own for each test."""
-    with server.active():
-        yield Bucket(f"{server.target}/run-{secrets.token_hex(4)}")
+    with moto.active():
+        yield Bucket(f"{moto.target}/run-{secrets.token_hex(4)}")
 
 
 @pytest.fixture(params=[_Store, _WithoutObjects])

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.s3_servers import s3_server
 from support.tiers import events
 
 import iobench
@@ -19,13 +18,6 @@ from iobench.writers.s3_store.objects import S3Objects
 from iobench.writers.s3_store.target import S3Target
 from tests.support import rank_placed
 from tests.support.rank_pool import RankPool
-
-
-@pytest.fixture(scope="module")
-def moto() -> Iterator[LocalS3]:
-    """A real server."""
-    with s3_server("moto") as running:
-        yield running
 
 
 def _names(directory: Path) -> set[str]:

@@ -4,25 +4,16 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from support.filesystems import no_private_mounts
-from support.s3_servers import s3_server
 from support.tiers import damage, events
 
 import iobench
 from iobench.testing import LocalS3
 from tests.support import rank_saves, rank_tiers
 from tests.support.rank_pool import RankPool
-
-
-@pytest.fixture(scope="module")
-def moto() -> Iterator[LocalS3]:
-    """A real server."""
-    with s3_server("moto") as running:
-        yield running
 
 
 def _environment(server: LocalS3) -> dict[str, str]:

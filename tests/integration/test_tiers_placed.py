@@ -7,13 +7,12 @@ import secrets
 import shutil
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
-from support.s3_servers import s3_server
 from support.scripted_s3 import scripted_s3, silence
 from support.tiers import events, settled, state, until
 
@@ -223,19 +222,12 @@ def test_direct_saves_obey_the_remote_retention(local: Path, remote: Path) -> No
     assert _names(local) == {"step-4"}
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[LocalS3]:
-    """A real server."""
-    with s3_server("rclone") as running, running.active():
-        yield running
-
-
 def test_a_dead_bucket_is_left_without_a_clean_up(
-    local: Path, server: LocalS3, monkeypatch: pytest.MonkeyPatch
+    local: Path, rclone: LocalS3, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Requests that abort and delete would have to time out too. The parts that were sent are used
     by the copy, and no upload is left."""
-    target = f"{server.target}/run-{secrets.token_hex(4)}"
+    target = f"{rclone.target}/run-{secrets.token_hex(4)}"
     send, asked = S3Upload.send, []
 
     def fail(upload: S3Upload, number: int, *rest: Any) -> None:
@@ -264,7 +256,7 @@ def test_a_dead_bucket_is_left_without_a_clean_up(
 
 
 @pytest.mark.parametrize("operation", ["list", "put"])
-@pytest.mark.usefixtures("server")  # its credentials
+@pytest.mark.usefixtures("rclone")  # its credentials
 def test_a_server_that_does_not_answer(local: Path, operation: str) -> None:
     """A direct save does not wait for the timeouts of its writer, which are an hour here: after
     the expected time and that of a local save the checkpoint is written to the local tier."""
@@ -287,11 +279,11 @@ def test_a_server_that_does_not_answer(local: Path, operation: str) -> None:
 
 
 def test_a_direct_save_whose_manifest_is_in_doubt_is_taken_back(
-    local: Path, server: LocalS3, monkeypatch: pytest.MonkeyPatch
+    local: Path, rclone: LocalS3, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The answer to its last request is lost: the bucket may show a checkpoint that counts as
     failed. So it is deleted before the save goes elsewhere."""
-    target = f"{server.target}/run-{secrets.token_hex(4)}"
+    target = f"{rclone.target}/run-{secrets.token_hex(4)}"
     write, delete, deleted = S3Writer.write, S3Objects.delete, list[str]()
 
     def lose(writer: S3Writer, image: FileImage, *rest: Any, **how: Any) -> Any:
@@ -315,9 +307,9 @@ def test_a_direct_save_whose_manifest_is_in_doubt_is_taken_back(
     assert load_checkpoint(target, writer="s3")["step"] == 1
 
 
-def test_to_a_bucket(local: Path, server: LocalS3) -> None:
+def test_to_a_bucket(local: Path, rclone: LocalS3) -> None:
     """Direct saves and copies in one bucket, in turn; a restart goes back and replaces a step."""
-    target = f"{server.target}/run-{secrets.token_hex(4)}"
+    target = f"{rclone.target}/run-{secrets.token_hex(4)}"
     tier = Remote(target, keep=KeepLast(2))
     with Checkpointer(local, tiers=[tier], placement=_options(goal="capacity")) as ckpt:
         _open(ckpt)
