@@ -73,6 +73,18 @@ def server() -> Iterator[LocalS3]:
 
 
 @pytest.fixture
+def local(tmp_path: Path) -> Path:
+    """The directory of the checkpoints."""
+    return tmp_path / "local"
+
+
+@pytest.fixture
+def remote(tmp_path: Path) -> Path:
+    """The directory of the remote tier."""
+    return tmp_path / "remote"
+
+
+@pytest.fixture
 def target(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     """An empty directory on an ext4 that no other test uses; otherwise any directory. Results are
     written elsewhere, so that it must be empty again after every command."""

@@ -8,20 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.tiers import events
+from support.tiers import events, names
 
 import iobench
-from iobench.remote.journal import JOURNAL
 from iobench.testing import LocalS3
 from iobench.writers.s3 import S3Writer
 from iobench.writers.s3_store.objects import S3Objects
 from iobench.writers.s3_store.target import S3Target
 from tests.support import rank_placed
 from tests.support.rank_pool import RankPool
-
-
-def _names(directory: Path) -> set[str]:
-    return {path.name for path in directory.iterdir()} - {".iobench-lock", JOURNAL}
 
 
 @pytest.mark.parametrize("kind", ["directory", "bucket"])
@@ -45,7 +40,7 @@ def test_to_the_faster_tier(
         assert one["sources"] == {remote if bucket else "memory": "read"}
         assert one["third"] == str(local)
         assert (one["steps"], one["left"]) == ([1, 2, 3], [1, 3])
-    assert _names(local) == {"step-1", "step-3"}
+    assert names(local) == {"step-1", "step-3"}
     placed = events(local, "placed")
     assert [(one.step, one.where) for one in placed] == [(1, "local"), (2, "remote"), (3, "local")]
     direct = next(one for one in events(local, "durable") if one.step == 2)
@@ -110,8 +105,8 @@ def test_the_local_tier_is_measured_by_all_ranks(ranks: RankPool, tmp_path: Path
     found = ranks.first(3).call(rank_placed.measures, str(local), str(remote))
     assert len(found[0]) == 2
     assert all(1_500_000 < size <= 4 << 20 for size in found[0])
-    assert _names(local) == set()
-    assert _names(remote) == {"step-1", "step-2"}
+    assert names(local) == set()
+    assert names(remote) == {"step-1", "step-2"}
 
 
 def test_not_with_replicas(ranks: RankPool, tmp_path: Path) -> None:

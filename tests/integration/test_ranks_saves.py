@@ -51,14 +51,13 @@ def test_rank_0_decides_which_snapshot_is_written(
 
 
 @pytest.mark.parametrize(
-    ("layout", "share", "lazy", "gpu"),
+    ("size", "layout", "share", "lazy", "gpu"),
     [
-        *(("rows", 1 / 8, False, False), ("rows", 1 / 2, True, False)),
-        *(("mixed", 1 / 8, True, False), ("mixed", 1, False, False)),
-        *(("rows", 1 / 2, True, True), ("mixed", 1 / 8, False, True)),
+        *((2, "rows", 1 / 8, False, False), (4, "rows", 1 / 2, True, False)),
+        *((4, "mixed", 1 / 8, True, False), (2, "mixed", 1, False, False)),
+        *((2, "rows", 1 / 2, True, True), (4, "mixed", 1 / 8, False, True)),
     ],
 )
-@pytest.mark.parametrize("size", [2, 4])
 def test_a_budget_below_the_state(
     ranks: RankPool, tmp_path: Path, size: int, layout: str, share: float, lazy: bool, gpu: bool
 ) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 from support.s3_servers import s3_server
-from support.tiers import damage, events, settled, state, until
+from support.tiers import damage, events, names, settled, state, until
 
 from iobench import Checkpointer, KeepLast, Memory, Remote, load_checkpoint
 from iobench.checkpoint import ledger
@@ -42,18 +42,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:copies to:RuntimeWarning")
 _SMALL = 1000
 
 
-@pytest.fixture
-def local(tmp_path: Path) -> Path:
-    """The directory of the checkpoints."""
-    return tmp_path / "local"
-
-
-@pytest.fixture
-def remote(tmp_path: Path) -> Path:
-    """The directory of the remote tier."""
-    return tmp_path / "remote"
-
-
 def _take_away(remote: Path) -> None:
     """Make the remote tier fail: a file has its name."""
     remote.rename(remote.with_name("away"))
@@ -65,10 +53,6 @@ def _bring_back(remote: Path) -> None:
     remote.with_name("away").rename(remote)
 
 
-def _names(directory: Path) -> set[str]:
-    return {path.name for path in directory.iterdir()} - {".iobench-lock", JOURNAL}
-
-
 def test_saved_copied_and_read_back(local: Path, remote: Path) -> None:
     """Every checkpoint gets to the remote tier, and nothing else."""
     with Checkpointer(local, tiers=[Remote(remote)]) as ckpt:
@@ -78,7 +62,7 @@ def test_saved_copied_and_read_back(local: Path, remote: Path) -> None:
         assert [save.copies for save in saves] == 2 * [
             [Copy(tier=str(local), state="durable"), Copy(tier=str(remote), state="verified")]
         ]
-    assert _names(remote) == _names(local) == {"step-1", "step-2"}
+    assert names(remote) == names(local) == {"step-1", "step-2"}
     for step in (1, 2):
         assert load_checkpoint(remote, step)["w"].unique().tolist() == [step]
     assert {one.step for one in events(local, "verified")} == {1, 2}
@@ -101,15 +85,15 @@ def test_a_lower_copy_goes_only_after_the_upper_one_was_read_back(
         assert ckpt._tier is not None
         drain = ckpt._tier.drain
         until(lambda: drain.failure is not None)
-        assert _names(local) == {"step-1", "step-2", "step-3"}
+        assert names(local) == {"step-1", "step-2", "step-3"}
         assert {save.copies[1].state for save in saves} <= {"waiting", "draining"}
         _bring_back(remote)
         until(lambda: settled(ckpt))
-        assert _names(remote) == {"step-0", "step-1", "step-2", "step-3"}
+        assert names(remote) == {"step-0", "step-1", "step-2", "step-3"}
         ckpt.save(state(4, _SMALL), 4)
         until(lambda: settled(ckpt))
         ckpt.save(state(5, _SMALL), 5)
-        until(lambda: _names(local) <= {"step-4", "step-5"})
+        until(lambda: names(local) <= {"step-4", "step-5"})
 
 
 def test_wait_raises_what_failed_and_close_goes_on_without(local: Path, remote: Path) -> None:
@@ -147,8 +131,8 @@ def test_retention_of_each_tier(local: Path, remote: Path) -> None:
             ckpt.save(state(step, _SMALL), step)
             until(lambda: settled(ckpt))
         assert ckpt.steps() == [4, 5, 6]
-    assert _names(remote) == {"step-4", "step-5", "step-6"}
-    assert _names(local) == {"step-6"}
+    assert names(remote) == {"step-4", "step-5", "step-6"}
+    assert names(local) == {"step-6"}
 
 
 def test_restored_from_the_remote_tier(local: Path, remote: Path) -> None:
@@ -261,7 +245,7 @@ def test_a_damaged_local_checkpoint_is_reported(
         assert save.copies[1].state == "failed"
         ckpt.save(state(2, _SMALL), 2)
         until(lambda: settled(ckpt))
-    assert _names(remote) == {"step-1", "step-2"}
+    assert names(remote) == {"step-1", "step-2"}
     assert "damaged" in events(local, "failed")[0].why
 
 
@@ -321,7 +305,7 @@ def test_the_directory_stays_locked_while_a_copy_is_on_its_way(
     with pytest.raises(TargetError, match="is in use"):
         Checkpointer(local)
     answers.set()
-    until(lambda: _names(remote) == {"step-1"})
+    until(lambda: names(remote) == {"step-1"})
     until(lambda: _is_free(local))
 
 
@@ -362,28 +346,11 @@ def test_dropped_past_max_backlog(local: Path, remote: Path) -> None:
         saves = [ckpt.save(state(step, _SMALL), step) for step in (1, 2, 3)]
         until(lambda: saves[0].copies[1].state == "dropped")
         ckpt.save(state(4, _SMALL), 4)
-        assert len(_names(local)) < 4
+        assert len(names(local)) < 4
         _bring_back(remote)
         until(lambda: settled(ckpt))
-    assert "step-4" in _names(remote)
-    assert "step-1" not in _names(remote)
-
-
-def test_a_save_waits_for_the_backlog(local: Path, remote: Path, monkeypatch: Any) -> None:
-    """With on_backlog="wait", a save begins when the copy before it is done."""
-    original = DrainStep.send
-    sent: list[int] = []
-
-    def send(self: DrainStep, entry: Any, *, again: bool) -> int | None:
-        found = original(self, entry, again=again)
-        sent.append(entry.step)
-        return found
-
-    monkeypatch.setattr(DrainStep, "send", send)
-    with Checkpointer(local, tiers=[Remote(remote, max_backlog=1e-6, on_backlog="wait")]) as ckpt:
-        for step in (1, 2, 3):
-            ckpt.save(state(step, _SMALL), step)
-            assert sent[: step - 1] == list(range(1, step))
+    assert "step-4" in names(remote)
+    assert "step-1" not in names(remote)
 
 
 class _Held:
@@ -419,13 +386,14 @@ def test_every_save_reaches_the_remote_tier(
         until(lambda: settled(ckpt))
     assert held.sent == [1, 2, 3, 4, 5, 6]
     assert [one.step for one in events(local, "durable")] == [1, 2, 3, 4, 5, 6]
-    assert _names(remote) == {"step-6"}
+    assert names(remote) == {"step-6"}
 
 
-def test_how_long_a_save_has_waited(
+def test_a_save_waits_for_the_backlog(
     local: Path, remote: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The Save and the journal say it."""
+    """With on_backlog="wait" until the copy before it is done. The Save and the journal say how
+    long."""
     held = _Held(monkeypatch)
     waiting = threading.Thread(target=held.release)
 
@@ -455,26 +423,12 @@ def test_a_step_is_removed_and_saved_anew_everywhere(local: Path, remote: Path) 
         ckpt.wait(until="remote")
         ckpt.remove(3)
         assert ckpt.steps() == [1, 2]
-        assert _names(remote) == {"step-1", "step-2"}
+        assert names(remote) == {"step-1", "step-2"}
         ckpt.load(1)
         ckpt.save({**state(2, _SMALL), "again": True}, 2)
         until(lambda: settled(ckpt))
     assert load_checkpoint(remote)["again"] is True
-    assert not [name for name in _names(remote) if name.endswith(DRAINING_SUFFIX)]
-
-
-def test_two_nodes_do_not_drain_into_one_directory(tmp_path: Path, remote: Path) -> None:
-    """The second one gets the error, and goes on when the first one is closed."""
-    with Checkpointer(tmp_path / "a", tiers=[Remote(remote)]) as first:
-        first.save(state(1, _SMALL), 1)
-        first.wait(until="remote")
-        second = Checkpointer(tmp_path / "b", tiers=[Remote(remote)])
-        second.save(state(2, _SMALL), 2)
-        with pytest.raises(TargetError, match="in use"):
-            second.wait(until="remote")
-    until(lambda: settled(second))
-    second.close()
-    assert _names(remote) == {"step-1", "step-2"}
+    assert not [name for name in names(remote) if name.endswith(DRAINING_SUFFIX)]
 
 
 def test_an_outdated_directory(local: Path, remote: Path, tmp_path: Path) -> None:

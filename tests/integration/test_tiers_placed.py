@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from support.scripted_s3 import scripted_s3, silence
-from support.tiers import events, settled, state, until
+from support.tiers import events, names, settled, state, until
 
 from iobench import Checkpointer, KeepLast, Placement, Remote, load_checkpoint
 from iobench.checkpoint.manifest import MANIFEST
@@ -22,7 +22,6 @@ from iobench.checkpoint.save import Copy
 from iobench.errors import OptionError, TransferError
 from iobench.remote.directory_copy import DirectoryCopy
 from iobench.remote.file_copier import FileCopier
-from iobench.remote.journal import JOURNAL
 from iobench.remote.placement import LOCAL, REMOTE
 from iobench.testing import LocalS3
 from iobench.units import MIB
@@ -38,22 +37,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:copies to:RuntimeWarning")
 _SMALL = 100_000
 
 Command = Callable[..., "CompletedProcess[str]"]
-
-
-@pytest.fixture
-def local(tmp_path: Path) -> Path:
-    """The directory of the checkpoints."""
-    return tmp_path / "local"
-
-
-@pytest.fixture
-def remote(tmp_path: Path) -> Path:
-    """The directory of the remote tier."""
-    return tmp_path / "remote"
-
-
-def _names(directory: Path) -> set[str]:
-    return {path.name for path in directory.iterdir()} - {".iobench-lock", JOURNAL}
 
 
 def _open(ckpt: Checkpointer) -> None:
@@ -99,8 +82,8 @@ def test_to_the_faster_tier(local: Path, remote: Path, iobench_inside: Command) 
         _measured(ckpt, LOCAL)
         _measured(ckpt, LOCAL)
         ckpt.save(state(3, _SMALL), 3)
-    assert _names(local) == {"step-1", "step-3"}
-    assert _names(remote) == {"step-1", "step-3"}
+    assert names(local) == {"step-1", "step-3"}
+    assert names(remote) == {"step-1", "step-3"}
     placed = [(one.step, one.where) for one in events(local, "placed")]
     assert placed == [(1, LOCAL), (2, REMOTE), (3, LOCAL)]
     manifest = json.loads((local / "step-3" / "manifest.json").read_text())
@@ -140,7 +123,7 @@ def test_a_copy_that_ends_after_a_new_save(
         assert ckpt.steps() == [2, 3]
         assert second.copies == [Copy(tier=str(remote), state="durable")]
         assert ckpt.load(2)["step"] == 7
-    assert _names(remote) == {"step-2", "step-3"}
+    assert names(remote) == {"step-2", "step-3"}
     assert load_checkpoint(remote, 2)["step"] == 7
 
 
@@ -194,13 +177,13 @@ def test_a_dead_remote_tier_is_left_at_once(
         monkeypatch.undo()
         monkeypatch.setattr(DirectoryCopy, "send", fail)
         ckpt.save(state(2, _SMALL), 2)
-        assert _names(local) == {"step-1", "step-2"}
+        assert names(local) == {"step-1", "step-2"}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             monkeypatch.undo()
             until(lambda: settled(ckpt))
     assert len(tries) >= 1
-    assert _names(remote) == {"step-1", "step-2"}
+    assert names(remote) == {"step-1", "step-2"}
     assert [one.where for one in events(local, "placed")] == [LOCAL, LOCAL]
 
 
@@ -211,15 +194,15 @@ def test_direct_saves_obey_the_remote_retention(local: Path, remote: Path) -> No
         _open(ckpt)
         for step in (1, 2, 3):
             ckpt.save(state(step, _SMALL), step)
-    assert _names(local) == set()
-    assert _names(remote) == {"step-2", "step-3"}
+    assert names(local) == set()
+    assert names(remote) == {"step-2", "step-3"}
     shutil.rmtree(local)
     with Checkpointer(local, tiers=[tier], placement=_options(goal="bandwidth")) as ckpt:
         assert ckpt.load()["step"] == 3
         _open(ckpt)
         ckpt.save(state(4, _SMALL), 4)
     assert load_checkpoint(remote)["step"] == 4
-    assert _names(local) == {"step-4"}
+    assert names(local) == {"step-4"}
 
 
 def test_a_dead_bucket_is_left_without_a_clean_up(
@@ -323,7 +306,7 @@ def test_to_a_bucket(local: Path, rclone: LocalS3) -> None:
         ckpt.save(state(4, _SMALL), 4)
         until(lambda: settled(ckpt))
         assert ckpt.steps() == [3, 4]
-    assert _names(local) == {"step-4"}
+    assert names(local) == {"step-4"}
     assert load_checkpoint(target, writer="s3")["step"] == 4
 
 
@@ -357,7 +340,7 @@ def test_the_tier_that_is_not_chosen_is_probed(local: Path, remote: Path) -> Non
         probes = [one for one in rates.seen[LOCAL] if one.size_bytes != 10**6]
         assert probes
         assert all(one.size_bytes == pytest.approx(4 * _SMALL, rel=0.01) for one in probes)
-    assert not [name for name in _names(local) if name.startswith(".probe")]
+    assert not [name for name in names(local) if name.startswith(".probe")]
 
 
 def test_a_copy_that_waits_for_saves_is_measured(local: Path, remote: Path) -> None:

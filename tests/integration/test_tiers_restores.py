@@ -23,18 +23,6 @@ _SMALL = 1000
 pytestmark = pytest.mark.filterwarnings("ignore:copies to:RuntimeWarning")
 
 
-@pytest.fixture
-def local(tmp_path: Path) -> Path:
-    """The directory of the checkpoints."""
-    return tmp_path / "local"
-
-
-@pytest.fixture
-def remote(tmp_path: Path) -> Path:
-    """The directory of the remote tier."""
-    return tmp_path / "remote"
-
-
 def _saved(local: Path, remote: Any, what: Any = None) -> None:
     """Save a checkpoint of step 1 to both tiers."""
     with Checkpointer(local, tiers=[Remote(remote)]) as ckpt:

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from iobench.remote.journal import DrainEvent, DrainJournal
+from iobench.remote.journal import JOURNAL, DrainEvent, DrainJournal
 
-__all__ = ["damage", "events", "settled", "state", "until"]
+__all__ = ["damage", "events", "names", "settled", "state", "until"]
 
 SIZE = 5_000_000
 """Elements of a state: 20 MB, three blocks of a copy, four parts of an upload."""
@@ -38,6 +38,11 @@ def settled(ckpt: Any) -> bool:
 def events(directory: Path, event: str) -> list[DrainEvent]:
     """Return the events of one kind in the journal of `directory`."""
     return [one for one in DrainJournal(directory).events() if one.event == event]
+
+
+def names(directory: Path) -> set[str]:
+    """Return the names in a directory of checkpoints, without the lock and the journal."""
+    return {path.name for path in directory.iterdir()} - {".iobench-lock", JOURNAL}
 
 
 def damage(file: Path) -> None:
