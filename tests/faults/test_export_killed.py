@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import random
 import signal
 import subprocess
@@ -22,7 +21,6 @@ from support.torchrun import torchrun
 import iobench
 from iobench.units import MIB
 
-_PATH = os.pathsep.join(str(one) for one in Path(__file__).parents[1:3])
 _EXPORT = """
 import sys
 from support import kill_points
@@ -51,10 +49,7 @@ def _tensors(seed: int = 0, count: int = 5) -> dict[str, torch.Tensor]:
 
 
 def _export(source: Path, out: Path, point: str, kind: str = "safetensors") -> int:
-    done = run_preloaded(
-        ["-c", _EXPORT, source, out, kind, point], env={**os.environ, "PYTHONPATH": _PATH}
-    )
-    return int(done.returncode)
+    return int(run_preloaded(["-c", _EXPORT, source, out, kind, point]).returncode)
 
 
 def _found(out: Path) -> dict[str, torch.Tensor]:
@@ -127,7 +122,6 @@ def _timed(source: Path, out: Path, after_s: float, number: int) -> tuple[int, s
     words = ["export", source, "-o", out, "--max-shard-size", "200KB", "--replace"]
     process = Preloaded(
         ["-c", _COMMAND, *words],
-        env={**os.environ, "PYTHONPATH": _PATH},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
@@ -192,7 +186,7 @@ def test_one_of_two_ranks(action: str, tmp_path: Path) -> None:
     start = ["--nnodes", "1", "--nproc-per-node", "2", "--master-port", job_number(), script]
     point = f"iobench.exports.export.Export._write_file:after:1:{action}"
     words = [*start, tmp_path / "one.safetensors", out, point]
-    done = torchrun(words, timeout=120, PYTHONPATH=_PATH)
+    done = torchrun(words, timeout=120)
     assert done.returncode != 0
     assert ("No space left" in done.stderr) == (action == "full"), done.stderr
     assert not out.exists()

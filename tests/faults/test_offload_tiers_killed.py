@@ -3,18 +3,15 @@ state that is restored from there has the bits of a training that was never inte
 
 from __future__ import annotations
 
-import os
 import secrets
 import shutil
-import signal
-import subprocess
 from pathlib import Path
 
 import pytest
 import torch
 from support.offload_checkpoints import held, named
 from support.offload_training import has_generation
-from support.preloaded import Preloaded
+from support.preloaded import run_killed
 from support.tiers import events, settled, until
 
 from iobench import Checkpointer, KeepLast, Remote
@@ -77,19 +74,11 @@ def expected() -> list[torch.Tensor]:
     return found
 
 
-def _kill(base: Path, remote: str, point: str, script: str = _TRAINER) -> None:
-    arguments = ["-c", script, base, remote, point]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
-    with Preloaded(arguments, env=environment, stderr=subprocess.PIPE) as trainer:
-        _, said = trainer.communicate(timeout=120)
-    assert trainer.returncode == -signal.SIGKILL, f"{point}: {said}"
-
-
 @pytest.mark.parametrize("point", _POINTS)
 def test_a_bucket(point: str, moto: LocalS3, tmp_path: Path, expected: list) -> None:
     """The next start sends what is missing alone; a new machine restores it with the same bits."""
     target = f"{moto.target}/run-{secrets.token_hex(4)}"
-    _kill(tmp_path, target, point)
+    run_killed(_TRAINER, tmp_path, target, point)
     writer = S3Writer(part_size="5MiB", threads=1)
     tier = Remote(target, writer=writer)
     saved = max(named(tmp_path / "runs"), default=0)
@@ -147,10 +136,10 @@ with Checkpointer(base + "/runs", keep=keep, offload=optimizer, tiers=[Remote(re
 def test_killed_while_the_state_is_restored(when: str, tmp_path: Path, expected: list) -> None:
     """The new directory has no generation, or all of it."""
     remote = str(tmp_path / "remote")
-    _kill(tmp_path, remote, "iobench.remote.drain.Drain.saved:before")
+    run_killed(_TRAINER, tmp_path, remote, "iobench.remote.drain.Drain.saved:before")
     shutil.rmtree(tmp_path / "runs")
     point = f"iobench.offload.store.GenerationStore.commit:{when}"
-    _kill(tmp_path, remote, point, _RESTORER)
+    run_killed(_RESTORER, tmp_path, remote, point)
     assert has_generation(tmp_path / "new") == (when == "after")
     if when == "after":
         parameter = torch.nn.Parameter(torch.zeros(_ELEMENTS))

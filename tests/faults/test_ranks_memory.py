@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from iobench import Checkpointer, load_checkpoint
-from tests.support.ranks import start_ranks
+from tests.support.ranks import lose, start_ranks
 
 pytestmark = [
     pytest.mark.usefixtures("importing"),
@@ -85,10 +84,7 @@ def test_a_rank_is_killed(victim: int, point: str, tmp_path: Path, shared: Path)
     """The other one ends with its number; what is visible is complete, and a start goes on."""
     local = tmp_path / "local"
     code = _TRAINER.format(arguments=(str(local), str(shared), victim, point))
-    with start_ranks(code, 2) as ranks:
-        assert ranks.processes[victim].wait(60) == -signal.SIGKILL, ranks.end(victim)
-        ended, out, said = ranks.end(1 - victim)
-        assert (ended, out) == (3, f"lost [{victim}]\n"), said
+    lose(code, victim)
     assert os.listdir(shared) == []
     steps = [int(path.name.removeprefix("step-")) for path in local.glob("step-*")]
     for step in steps:

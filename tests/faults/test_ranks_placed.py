@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import signal
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ from iobench.testing import LocalS3
 from iobench.writers.s3 import S3Writer
 from iobench.writers.s3_store.objects import S3Objects
 from iobench.writers.s3_store.target import S3Target
-from tests.support.ranks import start_ranks
+from tests.support.ranks import lose, start_ranks
 
 _TRAINER = """
 import sys, time
@@ -70,10 +69,7 @@ def test_a_bucket(victim: int, point: str, newest: int, rclone: LocalS3, tmp_pat
     """No part of the checkpoint is visible, nothing is written locally, and nothing is left."""
     local, remote = tmp_path / "local", f"{rclone.target}/run-{secrets.token_hex(4)}"
     code = _TRAINER.format(arguments=(str(local), remote, victim, point))
-    with start_ranks(code, 2) as ranks:
-        assert ranks.processes[victim].wait(60) == -signal.SIGKILL, ranks.end(victim)
-        ended, out, said = ranks.end(1 - victim)
-        assert (ended, out) == (3, f"lost [{victim}]\n"), said
+    lose(code, victim)
     assert not list(local.glob("*step-*"))
     assert load_checkpoint(remote, writer="s3")["w"].unique().tolist() == [newest]
     code = _TRAINER.format(arguments=(str(local), remote, None, ""))

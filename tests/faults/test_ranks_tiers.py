@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import signal
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,7 @@ from iobench.units import MIB
 from iobench.writers.s3 import S3Writer
 from iobench.writers.s3_store.objects import S3Objects
 from iobench.writers.s3_store.target import S3Target
-from tests.support.ranks import start_ranks
+from tests.support.ranks import lose, start_ranks
 
 _TRAINER = """
 import sys, time
@@ -74,11 +73,7 @@ _BUCKET = [
 def _lose(local: Path, remote: object, victim: int, point: str) -> None:
     """Run two ranks until one is lost; the other one ends with its number."""
     code = _TRAINER.format(arguments=(str(local), str(remote), victim, point))
-    with start_ranks(code, 2) as ranks:
-        if not point.endswith("stop"):
-            assert ranks.processes[victim].wait(60) == -signal.SIGKILL, ranks.end(victim)
-        ended, out, said = ranks.end(1 - victim)
-        assert (ended, out) == (3, f"lost [{victim}]\n"), said
+    lose(code, victim, killed=not point.endswith("stop"))
 
 
 @pytest.mark.parametrize(("victim", "point", "least"), _POINTS)

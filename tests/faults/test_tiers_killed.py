@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import secrets
-import signal
-import subprocess
 from pathlib import Path
 
 import pytest
-from support.preloaded import Preloaded
+from support.preloaded import run_killed
 from support.tiers import events, settled, until
 
 from iobench import Checkpointer, Remote, load_checkpoint
@@ -72,14 +69,6 @@ _BUCKET = {
 }
 
 
-def _kill(local: Path, remote: object, point: str, writer: str = "") -> None:
-    arguments = ["-c", _TRAINER, local, remote, point, writer]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
-    with Preloaded(arguments, env=environment, stderr=subprocess.PIPE) as trainer:
-        _, said = trainer.communicate(timeout=120)
-    assert trainer.returncode == -signal.SIGKILL, f"{point}: {said}"
-
-
 def _sent(local: Path) -> int:
     """Bytes that complete attempts have sent."""
     return sum(one.sent_bytes for one in events(local, "durable"))
@@ -95,7 +84,7 @@ def _sent(local: Path) -> int:
 def test_a_directory(point: str, writer: str, tmp_path: Path) -> None:
     """The next start finishes it, with what is missing alone, and tidies up."""
     local, remote = tmp_path / "local", tmp_path / "remote"
-    _kill(local, remote, point, writer)
+    run_killed(_TRAINER, local, remote, point, writer)
     assert load_checkpoint(local)["step"] == 2
     before = _sent(local)
     with Checkpointer(local, tiers=[Remote(remote, writer=writer)]) as ckpt:
@@ -117,7 +106,7 @@ def test_a_bucket(point: str, moto: LocalS3, tmp_path: Path) -> None:
     """The same; no part that the server has is sent again, and no upload is left."""
     local = tmp_path / "local"
     bucket = Bucket(f"{moto.target}/run-{secrets.token_hex(4)}")
-    _kill(local, bucket.target, point)
+    run_killed(_TRAINER, local, bucket.target, point)
     writer = S3Writer(part_size="5MiB", threads=1)
     before = _sent(local)
     with Checkpointer(local, tiers=[Remote(bucket.target, writer=writer)]) as ckpt:

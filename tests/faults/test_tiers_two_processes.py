@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import warnings
@@ -39,9 +38,7 @@ _SIZE = 20 * 10**6
 @contextmanager
 def _first(local: Path, remote: Path) -> Iterator[Preloaded]:
     """Run a process that has copied two blocks of its checkpoint, and hangs in the third."""
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
-    arguments = ["-c", _FIRST, local, remote]
-    with Preloaded(arguments, env=environment, stdout=subprocess.PIPE) as first:
+    with Preloaded(["-c", _FIRST, local, remote], stdout=subprocess.PIPE) as first:
         try:
             assert first.stdout is not None
             assert first.stdout.readline().endswith(":note note\n")

@@ -25,7 +25,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["Preloaded", "fork_server", "run_preloaded"]
+__all__ = ["Preloaded", "fork_server", "run_killed", "run_preloaded"]
 
 _MODULES = (
     *("torch", "numpy", "iobench.cli.main", "iobench.cli.progress", "iobench.cli.run"),
@@ -108,6 +108,12 @@ def run_preloaded(
             process.kill()
             raise
     return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
+
+
+def run_killed(script: str, *arguments: object) -> None:
+    """Run a script that must kill itself, like those of support.kill_points."""
+    done = run_preloaded(["-c", script, *arguments], timeout=120)
+    assert done.returncode == -signal.SIGKILL, (arguments, done.stderr)
 
 
 class _Server:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from support.preloaded import Preloaded
 
-__all__ = ["Ranks", "free_port", "start_ranks"]
+__all__ = ["Ranks", "free_port", "lose", "start_ranks"]
 
 _REPOSITORY = Path(__file__).parents[2]
 
@@ -104,3 +104,13 @@ def start_ranks(
             for stream in (process.stdin, process.stdout, process.stderr):
                 if stream:
                     stream.close()
+
+
+def lose(code: str, victim: int, *, killed: bool = True) -> None:
+    """Run two ranks until the victim has killed itself, or, unless `killed`, stopped itself; the
+    other one prints its number and exits with 3."""
+    with start_ranks(code, 2) as ranks:
+        if killed:
+            assert ranks.processes[victim].wait(60) == -signal.SIGKILL, ranks.end(victim)
+        ended, out, said = ranks.end(1 - victim)
+        assert (ended, out) == (3, f"lost [{victim}]\n"), said
