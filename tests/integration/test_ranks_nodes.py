@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from support.meddling import meddling
 from support.nodes import Nodes, open_nodes
-from support.rank_commands import RankCommand, job_number, placed
+from support.rank_commands import job_number, placed, rank_commands
 from support.sample_checks import check_samples
 
 from iobench.bench.fio import JOBS
@@ -38,7 +38,7 @@ def _run(
     common = ["run", "--repeat", "1", "--size", "full"]
     common += [] if fio else ["--no-fio"]
     environments = [own | environ for own in placed(_RANKS, job_number(), nodes[_RANKS[0]].address)]
-    with RankCommand.started(
+    with rank_commands(
         (*common, *arguments, "-o", tmp_path / "run.jsonl"),
         environments,
         tmp_path,

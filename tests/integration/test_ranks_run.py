@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from support.filesystems import no_private_mounts
 from support.meddling import meddling
-from support.rank_commands import RankCommand, job_number, slurm, torchrun_variables
+from support.rank_commands import job_number, rank_commands, slurm, torchrun_variables
 from support.sample_checks import check_samples
 from support.torchrun import torchrun
 
@@ -72,7 +72,7 @@ def test_two_nodes_of_slurm(tiny_path: Path, target: Path, tmp_path: Path) -> No
     )
     environments = [slurm(rank, 2, job) | more for rank in range(2)]
     machines = os.geteuid() == 0 and no_private_mounts() is None
-    with RankCommand.started(arguments, environments, tmp_path, machines=machines) as ranks:
+    with rank_commands(arguments, environments, tmp_path, machines=machines) as ranks:
         (code, out, err), other = ranks.ends()
     assert code == 1, err
     assert other == (1, "", "")
@@ -123,7 +123,7 @@ def test_rank_0_alone_tells_what_all_ranks_know(
     """Help, and errors in the command line."""
     job = job_number()
     environments = [torchrun_variables(rank, 2, job) for rank in range(2)]
-    with RankCommand.started(arguments, environments, tmp_path) as ranks:
+    with rank_commands(arguments, environments, tmp_path) as ranks:
         first, other = ranks.ends()
     assert other == (code, "", "")
     assert first[0] == code
@@ -147,7 +147,7 @@ def test_a_rank_without_the_writer_ends_all(tiny_path: Path, target: Path, tmp_p
         "--size",
         "full",
     )
-    with RankCommand.started(arguments, environments, tmp_path) as ranks:
+    with rank_commands(arguments, environments, tmp_path) as ranks:
         first, second = ranks.ends()
     assert [first[0], second[0]] == [2, 2], (first, second)
     assert "iobench run: unknown writer 'meeting'" in second[2]
@@ -170,12 +170,13 @@ def test_a_rank_ends_in_a_save(how: str, tiny_path: Path, target: Path, tmp_path
         *("--repeat", "1", "--no-fio", "-o", tmp_path / "run.jsonl"),
     )
     environments = [torchrun_variables(rank, 2, job) | more for rank in range(2)]
-    with RankCommand.started(arguments, environments, tmp_path) as ranks:
+    with rank_commands(arguments, environments, tmp_path) as ranks:
         ranks.when(begun)
         if how == "killed":
-            ranks.signal(signal.SIGKILL, 1)
+            ranks.kill(1)
         else:
-            ranks.signal(signal.SIGTERM, 0, 1)
+            for rank in (0, 1):
+                ranks.kill(rank, signal.SIGTERM)
         (code, _, err), (other, out, other_err) = ranks.ends()
     message = err.splitlines()[-1]
     if how == "killed":
@@ -202,7 +203,7 @@ def test_a_bucket(server: LocalS3, tiny_path: Path, tmp_path: Path) -> None:
         *("--repeat", "1", "--format", "json", "-o", tmp_path / "run.jsonl"),
     )
     environments = [torchrun_variables(rank, 2, job) | server.environment for rank in range(2)]
-    with RankCommand.started(arguments, environments, tmp_path) as ranks:
+    with rank_commands(arguments, environments, tmp_path) as ranks:
         (code, _, err), other = ranks.ends()
     assert code == 0, err
     assert other == (0, "", "")
@@ -224,7 +225,7 @@ def test_replicas_restore_together(tiny_path: Path, target: Path, tmp_path: Path
         *("-o", tmp_path / "run.jsonl"),
     )
     environments = [torchrun_variables(rank, 2, job) for rank in range(2)]
-    with RankCommand.started(arguments, environments, tmp_path) as ranks:
+    with rank_commands(arguments, environments, tmp_path) as ranks:
         ends = ranks.ends()
     assert [code for code, _, _ in ends] == [0, 0], ends
     assert "replicas of rank 0" in ends[0][2]
@@ -321,7 +322,7 @@ def test_the_device_reads_a_model_once(new_filesystem: Callable[..., Path], tmp_
         *("--restore-as", "tp=4", "--slices", "all", "-o", tmp_path / "run.jsonl"),
     )
     environments = [torchrun_variables(rank, 4, job) for rank in range(4)]
-    with RankCommand.started(arguments, environments, tmp_path) as ranks:
+    with rank_commands(arguments, environments, tmp_path) as ranks:
         ends = ranks.ends()
     assert [code for code, _, _ in ends] == [0] * 4, ends
     record = read(tmp_path / "run.jsonl")

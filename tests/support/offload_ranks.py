@@ -18,11 +18,9 @@ local shards of parameters and state. KIND is "stock" or "offload", and more wor
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shutil
-import subprocess
 import sys
 import time
 from dataclasses import dataclass
@@ -33,7 +31,7 @@ from typing import Any
 import torch
 import xxhash
 
-from support.preloaded import Preloaded
+from support.ranks import running
 
 __all__ = ["STEPS", "Job", "built_model", "run_job", "train_step"]
 
@@ -322,46 +320,28 @@ def run_job(
 ) -> Job:
     """Run a job of `size` ranks to its end. When the victim has met its `point`, all are killed."""
     meeting = base / f"meeting-{time.monotonic_ns()}"
-    ranks = []
-    with contextlib.ExitStack() as stack:
-        for rank in range(size):
-            points = [point] if point and rank == victim else []
-            ranks.append(
-                Preloaded(
-                    ["-m", "support.offload_ranks", kind, base / "state", steps, *points],
-                    env={
-                        **os.environ,
-                        "RANK": str(rank),
-                        "WORLD_SIZE": str(size),
-                        "MEETING": str(meeting),
-                        # No launcher gives the job a name, and jobs of other tests run beside it.
-                        "IOBENCH_STORE": f"{meeting}-ranks",
-                        "OMP_NUM_THREADS": "1",
-                        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-                    },
-                    stdin=subprocess.DEVNULL,
-                    stdout=stack.enter_context((base / f"out-{rank}").open("w+")),
-                    stderr=stack.enter_context((base / f"err-{rank}").open("w+")),
-                )
-            )
-        try:
-            ranks[victim].wait(120)
-            if ranks[victim].returncode:  # as torchrun does
-                for one in ranks:
-                    if one.poll() is None:
-                        one.kill()
-            codes = [one.wait(120) for one in ranks]
-        finally:
-            for one in ranks:
-                if one.poll() is None:
-                    one.kill()
-                    one.wait()
-    lines = [
-        [json.loads(line) for line in (base / f"out-{rank}").read_text().splitlines()]
+    program = ["-m", "support.offload_ranks", kind, base / "state", steps]
+    common = {
+        "WORLD_SIZE": str(size),
+        "MEETING": str(meeting),
+        # No launcher gives the job a name, and jobs of other tests run at the same time.
+        "IOBENCH_STORE": f"{meeting}-ranks",
+        "OMP_NUM_THREADS": "1",
+    }
+    programs = [
+        ([*program, *([point] if point and rank == victim else [])], common | {"RANK": str(rank)})
         for rank in range(size)
     ]
-    errors = [(base / f"err-{rank}").read_text() for rank in range(size)]
-    return Job(lines=lines, codes=codes, errors=errors)
+    with running(programs) as ranks:
+        if ranks.processes[victim].wait(120):  # as torchrun does
+            for one in ranks.processes:
+                one.kill()
+        ends = ranks.ends(120)
+    return Job(
+        lines=[[json.loads(line) for line in out.splitlines()] for _, out, _ in ends],
+        codes=[code for code, _, _ in ends],
+        errors=[error for _, _, error in ends],
+    )
 
 
 if __name__ == "__main__":

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import signal
-import subprocess
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from support.preloaded import Preloaded
-from tests.support.ranks import free_port
+from support.ranks import Ranks, free_port, running
 
-__all__ = ["RankCommand", "job_number", "placed", "slurm", "torchrun_variables"]
+__all__ = ["job_number", "placed", "rank_commands", "slurm", "torchrun_variables"]
 
 
 def torchrun_variables(rank: int, size: int, job: str) -> dict[str, str]:
@@ -81,78 +76,32 @@ run()
 """A process with the network and the host name of a node of support.nodes."""
 
 
-class RankCommand:
-    """The processes of one command, in rank order."""
+@contextlib.contextmanager
+def rank_commands(
+    arguments: Sequence[str | Path],
+    environments: Sequence[Mapping[str, str]],
+    cwd: Path,
+    *,
+    machines: bool = False,
+    nodes: Sequence[int] = (),
+) -> Iterator[Ranks]:
+    """Start `iobench ARGUMENTS` with each of the environments.
 
-    def __init__(self, processes: Sequence[subprocess.Popen[str]]) -> None:
-        self.processes = processes
-
-    @classmethod
-    @contextlib.contextmanager
-    def started(
-        cls,
-        arguments: Sequence[str | Path],
-        environments: Sequence[Mapping[str, str]],
-        cwd: Path,
-        *,
-        machines: bool = False,
-        nodes: Sequence[int] = (),
-    ) -> Iterator[RankCommand]:
-        """Start the command with each of the environments; kill what is left at the end.
-
-        With `machines`, each rank seems to be on a machine of its own. `nodes`: the node of each
-        rank, as the pid of a process in it.
-        """
-        processes: list[subprocess.Popen[str]] = []
-        try:
-            for rank, more in enumerate(environments):
-                own = {**os.environ, "OMP_NUM_THREADS": "1", **more}
-                program = ["-m", "iobench"]
-                if machines:
-                    boot = cwd / f"boot-{rank}"
-                    boot.write_text(f"{rank}\n")
-                    program = ["-c", _ELSEWHERE, str(boot)]
-                if nodes:
-                    program = ["-c", _IN_NODE, str(nodes[rank])]
-                processes.append(_start([*program, *map(str, arguments)], own, cwd))
-            yield cls(processes)
-        finally:
-            for process in processes:
-                process.kill()
-                process.wait()
-                for stream in (process.stdout, process.stderr):
-                    if stream:
-                        stream.close()
-
-    def signal(self, number: signal.Signals, *ranks: int) -> None:
-        """Send a signal to some ranks."""
-        for rank in ranks:
-            self.processes[rank].send_signal(number)
-
-    def when(self, path: Path, timeout_s: float = 90) -> None:
-        """Return when the file `path` is there."""
-        until_s = time.monotonic() + timeout_s
-        while not path.exists():
-            assert time.monotonic() < until_s, "the ranks did not come so far"
-            assert all(one.poll() is None for one in self.processes), self.ends()
-            time.sleep(0.02)
-
-    def ends(self, timeout_s: float = 90) -> list[tuple[int, str, str]]:
-        """Return exit code, stdout and stderr of every rank."""
-        outputs = [one.communicate(timeout=timeout_s) for one in self.processes]
-        return [
-            (one.returncode, *output) for one, output in zip(self.processes, outputs, strict=True)
-        ]
-
-
-def _start(arguments: list[str], environment: dict[str, str], cwd: Path) -> subprocess.Popen[str]:
-    return Preloaded(
-        arguments,
-        cwd=cwd,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
+    With `machines`, each rank seems to be on a machine of its own. `nodes`: the node of each rank,
+    as the pid of a process in it.
+    """
+    programs = []
+    for rank, own in enumerate(environments):
+        program = ["-m", "iobench"]
+        if machines:
+            boot = cwd / f"boot-{rank}"
+            boot.write_text(f"{rank}\n")
+            program = ["-c", _ELSEWHERE, str(boot)]
+        if nodes:
+            program = ["-c", _IN_NODE, str(nodes[rank])]
+        programs.append(([*program, *arguments], {"OMP_NUM_THREADS": "1", **own}))
+    with running(programs, cwd=cwd) as ranks:
+        yield ranks
 
 
 def job_number() -> str:

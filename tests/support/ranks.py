@@ -7,12 +7,13 @@ import os
 import signal
 import socket
 import subprocess
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from support.preloaded import Preloaded
 
-__all__ = ["Ranks", "free_port", "lose", "start_ranks"]
+__all__ = ["Ranks", "free_port", "lose", "running", "start_ranks"]
 
 _REPOSITORY = Path(__file__).parents[2]
 
@@ -48,14 +49,53 @@ class Ranks:
         stdin.write(f"{line}\n")
         stdin.flush()
 
-    def end(self, rank: int, timeout_s: float = 60) -> tuple[int, str, str]:
+    def when(self, path: Path, timeout_s: float = 90) -> None:
+        """Return when the file `path` is there."""
+        until_s = time.monotonic() + timeout_s
+        while not path.exists():
+            assert time.monotonic() < until_s, "the ranks did not come so far"
+            assert all(one.poll() is None for one in self.processes), self.ends()
+            time.sleep(0.02)
+
+    def end(self, rank: int, timeout_s: float = 90) -> tuple[int, str, str]:
         """Wait for the end of a rank; return its exit code, stdout and stderr."""
         out, err = self.processes[rank].communicate(timeout=timeout_s)
         return self.processes[rank].returncode, out, err
 
-    def ends(self, timeout_s: float = 60) -> list[tuple[int, str, str]]:
+    def ends(self, timeout_s: float = 90) -> list[tuple[int, str, str]]:
         """Wait for the end of all ranks."""
         return [self.end(rank, timeout_s) for rank in range(len(self.processes))]
+
+
+@contextlib.contextmanager
+def running(
+    programs: Sequence[tuple[Sequence[object], Mapping[str, str]]],
+    *,
+    cwd: Path | None = None,
+    stdin: bool = False,
+) -> Iterator[Ranks]:
+    """Start one process a rank, each with its arguments of Python and more variables; kill those
+    that are left at the end."""
+    processes: list[subprocess.Popen[str]] = []
+    try:
+        for arguments, own in programs:
+            process = Preloaded(
+                arguments,
+                cwd=cwd,
+                env={**os.environ, **own},
+                stdin=subprocess.PIPE if stdin else None,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+            )
+            processes.append(process)
+        yield Ranks(processes)
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+            for stream in (process.stdin, process.stdout, process.stderr):
+                if stream:
+                    stream.close()
 
 
 @contextlib.contextmanager
@@ -67,10 +107,9 @@ def start_ranks(
     local_size: int | None = None,
     stdin: bool = False,
 ) -> Iterator[Ranks]:
-    """Start `size` ranks that run the Python `code`; kill those that are left at the end."""
+    """Start `size` ranks that run the Python `code`."""
     local = local_size or size
     common = {
-        **os.environ,
         "WORLD_SIZE": str(size),
         "LOCAL_WORLD_SIZE": str(local),
         "MASTER_ADDR": "127.0.0.1",
@@ -79,31 +118,16 @@ def start_ranks(
         "PYTHONPATH": os.pathsep.join([str(_REPOSITORY), os.environ.get("PYTHONPATH", "")]),
         **(environ or {}),
     }
-    processes: list[subprocess.Popen[str]] = []
-    try:
-        for rank in range(size):
-            own = {
-                "RANK": str(rank),
-                "LOCAL_RANK": str(rank % local),
-                "GROUP_RANK": str(rank // local),
-            }
-            processes.append(
-                Preloaded(
-                    ["-c", code],
-                    env=common | own,
-                    stdin=subprocess.PIPE if stdin else None,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.PIPE,
-                )
-            )
-        yield Ranks(processes)
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-            for stream in (process.stdin, process.stdout, process.stderr):
-                if stream:
-                    stream.close()
+    places = [
+        {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank % local),
+            "GROUP_RANK": str(rank // local),
+        }
+        for rank in range(size)
+    ]
+    with running([(["-c", code], common | own) for own in places], stdin=stdin) as ranks:
+        yield ranks
 
 
 def lose(code: str, victim: int, *, killed: bool = True) -> None:
