@@ -22,6 +22,7 @@ from contextlib import (
 )
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
 import pytest
 import typer.main
@@ -29,14 +30,15 @@ from hypothesis import settings
 from support.filesystems import Filesystems
 from support.preloaded import run_preloaded
 from support.pyuring_wheels import WHEELS_OF_PYURING
-from support.s3_servers import end_servers, s3_server
 from support.whole_run import WholeRun
 
 from iobench.cli.main import run as run_command
 from iobench.environment.mounts import mount_of
-from iobench.testing import LocalS3
 from iobench.units import MIB
 from iobench.writers.blocks.channel import Channel
+
+if TYPE_CHECKING:
+    from iobench.testing import LocalS3  # which imports torch, as support.s3_servers does
 
 NOBODY = 65534  # the user without rights
 # Of multiprocessing and torchrun, removed by their process unless it is killed; torch's cache.
@@ -112,7 +114,8 @@ def temporary_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pa
             patch.setenv("TMPDIR", name)
             patch.setattr(tempfile, "tempdir", name)
             yield Path(name)
-            end_servers()
+            if servers := sys.modules.get("support.s3_servers"):
+                servers.end_servers()
 
 
 @pytest.fixture(autouse=True)
@@ -273,6 +276,8 @@ def _impatient(event: threading.Event) -> Iterator[None]:
 @pytest.fixture(scope="module")
 def rclone() -> Iterator[LocalS3]:
     """rclone's server, in use by this process."""
+    from support.s3_servers import s3_server
+
     with s3_server("rclone") as running, running.active():
         yield running
 
@@ -280,6 +285,8 @@ def rclone() -> Iterator[LocalS3]:
 @pytest.fixture(scope="module")
 def moto() -> Iterator[LocalS3]:
     """moto's server, in use by this process."""
+    from support.s3_servers import s3_server
+
     with s3_server("moto") as running, running.active():
         yield running
 
