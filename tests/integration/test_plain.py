@@ -362,35 +362,19 @@ def _linked(path: Path) -> None:
     path.symlink_to("real.pt")
 
 
-def _dangling(path: Path) -> None:
-    path.symlink_to("later.pt")
-
-
 def _hard(path: Path) -> None:
     path.write_bytes(b"old")
     os.link(path, path.with_name("other.pt"))
 
 
-def _private(path: Path) -> None:
-    path.write_bytes(b"old")
-    path.chmod(0o600)
+def _moded(mode: int) -> Callable[[Path], None]:
+    def prepare(path: Path) -> None:
+        path.write_bytes(b"old")
+        path.chmod(mode)
+        if not os.access(path, os.W_OK):
+            pytest.skip("only root may write to a file of mode 0400")
 
-
-def _open(path: Path) -> None:
-    path.write_bytes(b"old")
-    path.chmod(0o664)
-
-
-def _read_only(path: Path) -> None:
-    path.write_bytes(b"old")
-    path.chmod(0o400)
-    if not os.access(path, os.W_OK):
-        pytest.skip("only root may write to a file of mode 0400")
-
-
-def _set_id(path: Path) -> None:
-    path.write_bytes(b"old")
-    path.chmod(0o4755)
+    return prepare
 
 
 def _attributes(path: Path) -> None:
@@ -401,21 +385,18 @@ def _attributes(path: Path) -> None:
         pytest.skip(f"no extended attributes here: {error}")
 
 
-def _plain(path: Path) -> None:
-    path.write_bytes(b"old" * 10**6)
-
-
-_OLD: dict[str, tuple[Callable[[Path], None], str]] = {
-    "plain": (_plain, ""),
+_OLD: dict[str, tuple[Callable[[Path], object], str]] = {
+    "plain": (lambda path: path.write_bytes(b"old" * 10**6), ""),
     "link": (_linked, ""),
-    "dangling": (_dangling, ""),
+    "dangling": (lambda path: path.symlink_to("later.pt"), ""),
     "hard": (_hard, "hard links"),
-    "private": (_private, ""),
-    "open": (_open, ""),
-    "read-only": (_read_only, ""),
-    "set-ID": (_set_id, "set-ID"),
+    "private": (_moded(0o600), ""),
+    "open": (_moded(0o664), ""),
+    "read-only": (_moded(0o400), ""),
+    "set-ID": (_moded(0o4755), "set-ID"),
     "attributes": (_attributes, "extended attributes"),
 }
+_OF_SAFETENSORS = ("link", "dangling", "hard", "private", "open", "plain")
 
 
 def _listed(directory: Path) -> Any:
@@ -430,34 +411,35 @@ def _listed(directory: Path) -> Any:
     }
 
 
-def _save_both(
-    directory: Path,
-    prepare: Callable[[Path], object],
-    stock: Callable[..., object],
-    ours: Callable[..., object],
-) -> None:
-    """Save over a prepared file in `stock` by the one, in `ours` by the other."""
-    for side, save in (("stock", stock), ("ours", functools.partial(ours, writer=WRITER))):
-        (directory / side).mkdir()
-        prepare(directory / side / "m.pt")
-        save({"a": torch.ones(9)}, directory / side / "m.pt")
-
-
-@pytest.mark.parametrize("kind", _OLD)
+@pytest.mark.parametrize(
+    ("library", "kind"),
+    [*(("torch", kind) for kind in _OLD), *(("safetensors", kind) for kind in _OF_SAFETENSORS)],
+)
 @pytest.mark.parametrize("umask", [0o022, 0o077])
 def test_what_is_left_of_an_old_file(
-    kind: str, umask: int, tmp_path: Path, log_lines: Callable[[], list[str]]
+    library: str, kind: str, umask: int, tmp_path: Path, log_lines: Callable[[], list[str]]
 ) -> None:
-    """Links, permissions and attributes are as stock torch leaves them; it is asked if it must."""
+    """Links, permissions and attributes are as stock torch, or the installed safetensors, leaves
+    them; torch is asked if it must."""
     prepare, reason = _OLD[kind]
+    stock, ours = {
+        "torch": (torch.save, iobench.torch.save),
+        "safetensors": (safetensors.torch.save_file, iobench.safetensors.save_file),
+    }[library]
+    safetensors_transfer._stock_behaviour.cache_clear()  # as in a new process
     before = os.umask(umask)
     try:
-        _save_both(tmp_path, prepare, torch.save, iobench.torch.save)
+        for side, save in (("stock", stock), ("ours", functools.partial(ours, writer=WRITER))):
+            (tmp_path / side).mkdir()
+            prepare(tmp_path / side / "m.pt")
+            save({"a": torch.ones(9)}, tmp_path / side / "m.pt")
     finally:
         os.umask(before)
+        safetensors_transfer._stock_behaviour.cache_clear()
     assert _listed(tmp_path / "ours") == _listed(tmp_path / "stock")
-    assert len(log_lines()) == bool(reason)
-    assert all(reason in line for line in log_lines())
+    if library == "torch":
+        assert len(log_lines()) == bool(reason)
+        assert all(reason in line for line in log_lines())
 
 
 def _stranger(path: Path) -> None:
@@ -471,7 +453,7 @@ def _stranger(path: Path) -> None:
     "prepare", [*(_OLD[kind][0] for kind in _OLD if kind != "dangling"), _stranger]
 )
 def test_what_cannot_be_pickled_leaves_every_old_file(
-    prepare: Callable[[Path], None], tmp_path: Path
+    prepare: Callable[[Path], object], tmp_path: Path
 ) -> None:
     """Whatever its mode, owner and links are: also files that only stock torch can replace."""
     prepare(tmp_path / "m.pt")
@@ -502,21 +484,6 @@ def test_files_that_may_not_be_written_stay(
 
     iobench.torch.save({"a": 1}, sticky / "first.pt", writer="buffered")  # loads the modules
     as_nobody(save)
-
-
-@pytest.mark.parametrize("kind", ["link", "dangling", "hard", "private", "open", "plain"])
-@pytest.mark.parametrize("umask", [0o022, 0o077])
-def test_what_is_left_of_an_old_safetensors_file(kind: str, umask: int, tmp_path: Path) -> None:
-    """As the installed safetensors leaves it."""
-    prepare, _ = _OLD[kind]
-    safetensors_transfer._stock_behaviour.cache_clear()  # as in a new process
-    before = os.umask(umask)
-    try:
-        _save_both(tmp_path, prepare, safetensors.torch.save_file, iobench.safetensors.save_file)
-    finally:
-        os.umask(before)
-        safetensors_transfer._stock_behaviour.cache_clear()
-    assert _listed(tmp_path / "ours") == _listed(tmp_path / "stock")
 
 
 def test_devices_and_pipes(tmp_path: Path, log_lines: Callable[[], list[str]]) -> None:
