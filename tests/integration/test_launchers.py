@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -35,14 +36,14 @@ _AS_ROOT = {
 """Open MPI refuses root, and more ranks than cores; other MPIs ignore this."""
 
 
-@pytest.mark.skipif(shutil.which("mpirun") is None, reason="mpirun is not installed (mpich)")
-def test_mpirun(tmp_path: Path) -> None:
-    """Two ranks of one node find each other from the environment alone."""
-    repository = Path(__file__).parents[2]
+def _check_places(
+    launcher: str, start: str, directory: Path, environment: Mapping[str, str]
+) -> None:
+    """Both ranks of one node have found each other from the environment alone."""
     done = subprocess.run(
-        ["mpirun", "-n", "2", sys.executable, "-c", _PLACES],
-        cwd=tmp_path,
-        env={**os.environ, **_AS_ROOT, "PYTHONPATH": str(repository)},
+        [start, "-n", "2", sys.executable, "-c", _PLACES],
+        cwd=directory,
+        env={**environment, "PYTHONPATH": str(Path(__file__).parents[2])},
         capture_output=True,
         text=True,
         timeout=120,
@@ -50,28 +51,18 @@ def test_mpirun(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     (first, job), (second, other) = json.loads(done.stdout)
-    assert first == ["mpi", 0, 2, 0, 2, 0]
-    assert second == ["mpi", 1, 2, 1, 2, 0]
+    assert (first, second) == ([launcher, 0, 2, 0, 2, 0], [launcher, 1, 2, 1, 2, 0])
     assert job == other
+
+
+@pytest.mark.skipif(shutil.which("mpirun") is None, reason="mpirun is not installed (mpich)")
+def test_mpirun(tmp_path: Path) -> None:
+    _check_places("mpi", "mpirun", tmp_path, os.environ | _AS_ROOT)
 
 
 @pytest.mark.root
 @pytest.mark.skipif(slurm_lacks() is not None, reason=slurm_lacks() or "")
 def test_srun(tmp_path: Path) -> None:
-    """Two tasks of one node, below a controller and a node of Slurm that this test starts."""
-    repository = Path(__file__).parents[2]
+    """Below a controller and a node of Slurm that this test starts."""
     with open_slurm(tmp_path) as environment:
-        done = subprocess.run(
-            ["srun", "-n", "2", sys.executable, "-c", _PLACES],
-            cwd=tmp_path,
-            env={**environment, "PYTHONPATH": str(repository)},
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
-    assert done.returncode == 0, done.stderr
-    (first, job), (second, other) = json.loads(done.stdout)
-    assert first == ["slurm", 0, 2, 0, 2, 0]
-    assert second == ["slurm", 1, 2, 1, 2, 0]
-    assert job == other
+        _check_places("slurm", "srun", tmp_path, environment)
