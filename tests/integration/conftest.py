@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import secrets
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 from support.s3_servers import s3_server
 
-from iobench.testing import LocalS3
+from iobench.testing import Bucket, LocalS3
 from tests.support.rank_pool import RankPool
 
 
@@ -70,6 +71,22 @@ def server() -> Iterator[LocalS3]:
     """rclone's server."""
     with s3_server("rclone") as running:
         yield running
+
+
+@pytest.fixture(
+    scope="module", params=["moto", pytest.param("rclone", marks=pytest.mark.exhaustive)]
+)
+def either_server(request: pytest.FixtureRequest) -> Iterator[LocalS3]:
+    """Each of the two servers; test_s3 and test_s3_proxy show how they differ."""
+    with s3_server(request.param) as running:
+        yield running
+
+
+@pytest.fixture
+def bucket(either_server: LocalS3) -> Iterator[Bucket]:
+    """A prefix of its own for each test."""
+    with either_server.active():
+        yield Bucket(f"{either_server.target}/run-{secrets.token_hex(4)}")
 
 
 @pytest.fixture

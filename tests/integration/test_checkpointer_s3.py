@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import errno
-import secrets
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from support.s3_servers import s3_server
 
 from iobench import Checkpointer, KeepLast, load_checkpoint
 from iobench.checkpoint.manifest import Manifest
@@ -20,27 +18,11 @@ from iobench.errors import (
     TransferError,
     UsageError,
 )
-from iobench.testing import Bucket, LocalS3
+from iobench.testing import Bucket
 from iobench.writers.s3 import S3Writer
 from iobench.writers.s3_store.objects import S3Objects
 from iobench.writers.s3_store.target import S3Target
 from iobench.writers.transfer import Meter
-
-
-@pytest.fixture(
-    scope="module", params=["moto", pytest.param("rclone", marks=pytest.mark.exhaustive)]
-)
-def server(request: pytest.FixtureRequest) -> Iterator[LocalS3]:
-    """Each of the two servers."""
-    with s3_server(request.param) as running:
-        yield running
-
-
-@pytest.fixture
-def bucket(server: LocalS3) -> Iterator[Bucket]:
-    """A prefix of its own for each test."""
-    with server.active():
-        yield Bucket(f"{server.target}/run-{secrets.token_hex(4)}")
 
 
 @pytest.fixture

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import itertools
 import json
-import secrets
 import shutil
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
 import torch
-from support.s3_servers import s3_server
 from support.tiers import damage, events, names, settled, state, until
 
 from iobench import Checkpointer, KeepLast, Memory, Remote, load_checkpoint
@@ -29,7 +27,7 @@ from iobench.remote.drain import exceeded
 from iobench.remote.file_copier import DrainStep
 from iobench.remote.journal import JOURNAL, DrainEvent, DrainJournal
 from iobench.remote.remote import RemoteTier
-from iobench.testing import Bucket, LocalS3
+from iobench.testing import Bucket
 from iobench.writers.s3 import S3Writer
 from iobench.writers.s3_store.objects import S3Objects
 from iobench.writers.s3_store.target import S3Target
@@ -522,22 +520,6 @@ def test_wrong_options(wrong: dict[str, Any]) -> None:
 
 
 # A bucket.
-
-
-@pytest.fixture(
-    scope="module", params=["moto", pytest.param("rclone", marks=pytest.mark.exhaustive)]
-)
-def server(request: pytest.FixtureRequest) -> Iterator[LocalS3]:
-    """Each of the two servers; test_s3 and test_s3_proxy show how they differ."""
-    with s3_server(request.param) as running:
-        yield running
-
-
-@pytest.fixture
-def bucket(server: LocalS3) -> Iterator[Bucket]:
-    """A prefix of its own for each test."""
-    with server.active():
-        yield Bucket(f"{server.target}/run-{secrets.token_hex(4)}")
 
 
 def _uploads(target: str) -> list[Any]:
