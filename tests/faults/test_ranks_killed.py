@@ -9,10 +9,10 @@ from support.nodes import open_nodes
 from support.rank_kills import PRELOAD, RankKills
 from support.train_scripts import newest_checked
 
-_KILLS = 12  # of each seed
+_KILLS = 8  # of each seed; these seeds have every fault, at every moment
 
 
-@pytest.mark.parametrize("seed", [16, pytest.param(17, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("seed", [179, pytest.param(184, marks=pytest.mark.exhaustive)])
 def test_random_kills(tmp_path: Path, seed: int) -> None:
     """Ranks and nodes are killed, stopped and cut off at random moments. Each time the survivors
     end with the name of the lost rank, and no checkpoint that was reported is lost."""

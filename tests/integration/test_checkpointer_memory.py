@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-_SAVES = 400
+_SAVES = 250
 
 _CHILD = """
 import gc, sys
@@ -41,7 +41,7 @@ ckpt.close()
 
 @pytest.mark.parametrize("mode", ["eager", "lazy"])
 def test_memory_is_steady(mode: str) -> None:
-    """After 400 saves the resident memory is within 1% of that after the first ten."""
+    """After 250 saves the resident memory is within 1% of that after the first ten."""
     shared = Path("/dev/shm")  # where syncs cost nothing
     with tempfile.TemporaryDirectory(dir=shared if shared.is_dir() else None) as made:
         command = [sys.executable, "-c", _CHILD, f"{made}/runs", mode, str(_SAVES)]
