@@ -16,6 +16,8 @@ from iobench.writers.s3_store.objects import S3Objects
 from iobench.writers.s3_store.target import S3Target
 from tests.support.ranks import lose, start_ranks
 
+pytestmark = pytest.mark.usefixtures("importing")
+
 _TRAINER = """
 import sys, time
 sys.path.insert(0, "tests")
@@ -24,8 +26,6 @@ from support.rank_scripts import joined
 from iobench import Checkpointer, Placement, Remote
 from iobench.errors import RankError
 from iobench.writers.s3 import S3Writer
-
-pytestmark = pytest.mark.usefixtures("importing")
 
 local, remote, victim, point = {arguments!r}
 world = joined()

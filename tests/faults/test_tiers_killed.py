@@ -18,13 +18,13 @@ from iobench.writers.s3 import S3Writer
 from iobench.writers.s3_store.objects import S3Objects
 from iobench.writers.s3_store.target import S3Target
 
+pytestmark = pytest.mark.usefixtures("importing")
+
 _TRAINER = """
 import sys
 from support import kill_points, tiers
 from iobench import Checkpointer, Remote, load_writer
 from iobench.writers.s3 import S3Writer
-
-pytestmark = pytest.mark.usefixtures("importing")
 
 local, remote, point = sys.argv[1:4]
 writer = S3Writer(part_size="5MiB", threads=1)

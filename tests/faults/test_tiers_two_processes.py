@@ -17,12 +17,12 @@ from iobench import Checkpointer, Remote, load_checkpoint
 from iobench.errors import TargetError
 from iobench.remote.source_file import BLOCK_BYTES
 
+pytestmark = pytest.mark.usefixtures("importing")
+
 _FIRST = """
 import sys
 from support import kill_points, tiers
 from iobench import Checkpointer, Remote, load_writer
-
-pytestmark = pytest.mark.usefixtures("importing")
 
 local, remote = sys.argv[1:]
 writer = load_writer("buffered", block_size="8MiB")

@@ -19,11 +19,20 @@ from iobench.units import MIB
 
 @pytest.mark.root
 def test_burst_credits_end(new_filesystem: Callable[..., Path], tmp_path: Path) -> None:
-    """The limit is 24 MiB/s for 2.5 s, and then 4 MiB/s, which any machine reaches. The rates are at
-    most those; how near they come is measured in docs/performance.md."""
+    """The limit is 24 MiB/s for 2.5 s, and then 4 MiB/s, which any machine reaches. The rates are
+    at most those; how near they come is measured in docs/performance.md."""
     target, record = new_filesystem("ext4"), tmp_path / "run.jsonl"
     command = [sys.executable, "-m", "iobench", "run", "--size", "6MiB", "--writer", "odirect"]
-    command += ["--target", str(target), "--duration", "12500ms", "--format", "json", "-o", str(record)]
+    command += [
+        "--target",
+        str(target),
+        "--duration",
+        "12500ms",
+        "--format",
+        "json",
+        "-o",
+        str(record),
+    ]
     try:
         with burst_device(target) as device:
             done = device.run(command, fast=24 * MIB, slow=4 * MIB, burst_s=2.5)
