@@ -62,7 +62,7 @@ class _Jobs:
         return job.resumed()
 
 
-@pytest.fixture(scope="module", params=[2, 4])
+@pytest.fixture(scope="module")
 def jobs(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[_Jobs]:
@@ -150,6 +150,7 @@ def test_a_pin_that_one_rank_lacks(jobs: _Jobs) -> None:
     assert jobs.finish() == STEPS
 
 
+@pytest.mark.parametrize("jobs", [4, pytest.param(2, marks=pytest.mark.exhaustive)], indirect=True)
 def test_random_points(jobs: _Jobs) -> None:
     """Jobs with a rank that is killed at a random call, again and again until they end."""
     seed = random.randrange(2**32)
