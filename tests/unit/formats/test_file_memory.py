@@ -163,17 +163,22 @@ def test_image_is_one_segment() -> None:
 
 def test_image_with_parts_apart() -> None:
     """A part whose place does not fit its unit gets memory of its own, and the image continues
-    there."""
+    there. So does a part before an earlier one: the end of a run frees all the pages between its
+    parts."""
     memory = FileMemory("file", 30)
     parts = [memory.take(20, 28, 8), memory.take(8, 16, 8), memory.take(17, 19, 2)]
     image = memory.image("file")
     image.scatter(0, 30, np.arange(30, dtype=np.uint8))
-    assert [part.tolist() for part in parts] == [
-        list(range(20, 28)),
-        list(range(8, 16)),
-        [17, 18],
-    ]
+    assert [part.tolist() for part in parts] == [[*range(20, 28)], [*range(8, 16)], [17, 18]]
     assert [s.length for s in image.segments] == [17, 2, 1, 8, 2]
+    memory = FileMemory("file", 4 * linux.PAGE)
+    first, last = memory.take(0, 10, 1), memory.take(3 * linux.PAGE, 4 * linux.PAGE, 1)
+    between = memory.take(linux.PAGE, 2 * linux.PAGE, 1)
+    image = memory.image("file")
+    image.scatter(0, image.size_bytes, np.full(image.size_bytes, 7, np.uint8))
+    assert (first == 7).all()
+    del first, last
+    assert (between == 7).all()
 
 
 _SIZE = 9 * linux.PAGE
@@ -210,18 +215,6 @@ def test_a_run_frees_its_whole_pages_only(
             last = places[run[-1] + 1] // linux.PAGE * linux.PAGE
             wanted[first : max(first, last)] = 0
     assert np.array_equal(whole, wanted)
-
-
-def test_a_part_before_an_earlier_one() -> None:
-    """It gets memory of its own: the end of a run frees all the pages between its parts."""
-    memory = FileMemory("file", 4 * linux.PAGE)
-    first, last = memory.take(0, 10, 1), memory.take(3 * linux.PAGE, 4 * linux.PAGE, 1)
-    between = memory.take(linux.PAGE, 2 * linux.PAGE, 1)
-    image = memory.image("file")
-    image.scatter(0, image.size_bytes, np.full(image.size_bytes, 7, np.uint8))
-    assert (first == 7).all()
-    del first, last
-    assert (between == 7).all()
 
 
 def test_few_calls_for_many_tensors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -102,19 +102,15 @@ def test_torch_makes_the_file_of_another_tensor(name: str) -> None:
     assert _made(_ODD[name]()) is None
 
 
-def test_a_scalar() -> None:
-    """It has no dimension at all."""
-    tensor = torch.tensor(3.5, dtype=torch.float64)
-    stock = _saved(tensor)
-    assert _made(tensor) == stock
+def test_a_scalar_and_torchs_settings() -> None:
+    """A scalar has no dimension at all. Another alignment of the storages makes another file."""
+    scalar = torch.tensor(3.5, dtype=torch.float64)
+    stock = _saved(scalar)
+    assert _made(scalar) == stock
     file = np.frombuffer(bytearray(stock), dtype=np.uint8)
-    found = torch_tensor.view(file, tensor.dtype, (), torch_tensor.settings())
+    found = torch_tensor.view(file, scalar.dtype, (), torch_tensor.settings())
     assert found is not None
-    assert found.equal(tensor)
-
-
-def test_torchs_settings() -> None:
-    """Another alignment of the storages makes another file."""
+    assert found.equal(scalar)
     tensor = torch.arange(100)
     first = _made(tensor)
     with config.patch("save.storage_alignment", 4096):

@@ -90,7 +90,8 @@ def test_transformers_saves_the_same_tensors(name: str, tmp_path: Path) -> None:
 
 
 def test_layers_without_experts_come_first() -> None:
-    """DeepSeek-V3 has three layers with one network, and 58 with 256 experts and a shared one."""
+    """DeepSeek-V3 has three layers with one network, and 58 with 256 experts and a shared one. Of
+    its 61 layers 3 are dense: of 20 layers one is, and of one none."""
     model = workloads.load_model("deepseek-v3")
     assert model.layer_kinds() == [(0, 3), (3, 58)]
     assert not any("experts" in p.name for p in model.layer(2))
@@ -98,6 +99,10 @@ def test_layers_without_experts_come_first() -> None:
     assert [p.name for p in model.layer(60) if not p.trained] == [
         "model.layers.60.mlp.gate.e_score_correction_bias"
     ]
+    for layers, dense in ((61, 3), (20, 1), (1, 0)):
+        kept = model.kept(layers=layers, embedding=True, head=True)
+        assert sum(count for first, count in kept.layer_kinds() if first < dense) == dense
+        assert kept.num_tensors == len(list(kept.parameters()))
 
 
 def test_a_buffer_has_no_moments() -> None:
@@ -178,15 +183,6 @@ def test_experts_that_cannot_be_divided(model: str, fields: dict[str, int], reas
     plan = LAYOUTS["megatron-legacy"](**{"data_parallel": 16, "expert_parallel": 8} | fields)
     with pytest.raises(ValueError, match=reason):
         plan.check(workloads.load_model(model))
-
-
-def test_scaling_keeps_the_share_of_dense_layers() -> None:
-    """Of 61 layers 3 are dense: of 20 layers one is, and of one none."""
-    model = workloads.load_model("deepseek-v3")
-    for layers, dense in ((61, 3), (20, 1), (1, 0)):
-        kept = model.kept(layers=layers, embedding=True, head=True)
-        assert sum(count for first, count in kept.layer_kinds() if first < dense) == dense
-        assert kept.num_tensors == len(list(kept.parameters()))
 
 
 def test_numbers_of_experts_are_checked(tmp_path: Path) -> None:

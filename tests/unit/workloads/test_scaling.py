@@ -14,12 +14,19 @@ from iobench.units import GIB, MIB
 from iobench.workloads import Workload
 
 
-def test_what_fits_is_returned_as_it_is() -> None:
-    """A workload within the limit, to the byte, is not scaled."""
+def test_limits() -> None:
+    """A workload within the limit, to the byte, is not scaled. A limit below the small files alone
+    is a usage error that names a size that then works."""
     workload = workloads.load("llama7b")
     assert workload.scaled(workload.size_bytes()) is workload
     assert workload.scale is None
     assert workload.scaled(workload.size_bytes() - 1).scale is not None
+    with pytest.raises(UsageError, match="smallest is") as caught:
+        workload.scaled(MIB)
+    smallest = int(str(caught.value).split("smallest is ")[1].split()[0])
+    assert workload.scaled(smallest).size_bytes() <= smallest
+    with pytest.raises(UsageError):
+        workload.scaled(smallest - 1)
 
 
 @functools.cache
@@ -101,14 +108,3 @@ def test_small_files_stay_as_they_are() -> None:
         for workload in (full, scaled)
     ]
     assert tails[0] == tails[1]
-
-
-def test_the_error_names_the_smallest_size() -> None:
-    """A limit below the small files alone is a usage error that names a size that then works."""
-    workload = workloads.load("llama7b")
-    with pytest.raises(UsageError, match="smallest is") as caught:
-        workload.scaled(MIB)
-    smallest = int(str(caught.value).split("smallest is ")[1].split()[0])
-    assert workload.scaled(smallest).size_bytes() <= smallest
-    with pytest.raises(UsageError):
-        workload.scaled(smallest - 1)
