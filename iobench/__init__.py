@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from iobench.exports.export import ExportReport, export
     from iobench.integrations.default_writer import set_default_writer
     from iobench.ranks.world import World
-    from iobench.remote.given import Local
     from iobench.remote.memory import Memory
     from iobench.remote.placement import Placement
     from iobench.remote.remote import Remote
@@ -45,7 +44,6 @@ __all__ = [
     "KeepAll",
     "KeepEvery",
     "KeepLast",
-    "Local",
     "Memory",
     "Partner",
     "PerRank",
@@ -77,7 +75,6 @@ _HOMES = {
     "KeepEvery": "iobench.checkpoint.retention",
     "KeepLast": "iobench.checkpoint.retention",
     "PerRank": "iobench.checkpoint.per_rank",
-    "Local": "iobench.remote.given",
     "Memory": "iobench.remote.memory",
     "Placement": "iobench.remote.placement",
     "Remote": "iobench.remote.remote",

@@ -33,8 +33,8 @@ from iobench.writers.blocks.channel import Channel, Lease
 
 if TYPE_CHECKING:
     from iobench.remote.given import AnyTier
+    from iobench.remote.memory_pool import TierUse
     from iobench.remote.placement import Placement
-    from iobench.remote.snapshot_memory import TierUse
     from iobench.replicas.replicator import Replicated
 
 
@@ -196,7 +196,7 @@ class Checkpointer:
     @property
     def memory(self) -> tuple[TierUse, ...]:
         """The use of each memory tier now, fastest first, of this rank's share; empty without."""
-        return self._memory.use() if self._memory is not None else ()
+        return self._memory.pool.use() if self._memory is not None else ()
 
     @property
     def replicas(self) -> tuple[Replicated, ...]:
@@ -402,7 +402,7 @@ class Checkpointer:
                 self._participant.sweep()
         with _noting(failures):  # a filter may raise a warning
             if self._tier is not None:
-                self._tier.drain.finish()
+                self._tier.drain.wait(failing=True)
         left = len(failures)
         with _noting(failures):
             self._ranks.trainer.barrier("close", deadline_s=self._ranks.deadline_s)

@@ -36,6 +36,7 @@ from iobench.writers.s3_store.target import is_s3
 if TYPE_CHECKING:
     from iobench.remote.given import AnyTier, GivenTiers
     from iobench.remote.local_tier import LocalTier
+    from iobench.remote.memory import Memory
     from iobench.remote.placement import Placement
     from iobench.remote.snapshot_memory import SnapshotMemory
     from iobench.replicas.replicator import Replicator
@@ -87,7 +88,7 @@ class CheckpointerOptions:
                 keep=self.keep, placed=placed, tiers=self.tiers, world=self.own_world
             )
         if self.given is not None:
-            self.given.check(self.location, self.__dict__, ranked=ranked)
+            self.given.check(self.__dict__, ranked=ranked)
         if self.placement is not None:
             self._check_placement(self.placement)
         if self.in_order and self.on_full == "drop":
@@ -215,12 +216,11 @@ class Opening:
             tier=self.tier,
             participant=options.participant,
         )
-        keep = options.keep or KeepAll()
-        users = (given.keep if given is not None else None) or keep
+        users = options.keep or KeepAll()
         keep = users if self.tier is None else self.tier.keeping(users)
         try:
             if given is not None and given.memories:
-                snapshots = partial(given.snapshot_memory, ranks.world)
+                snapshots = partial(self._snapshots, given.memories)
                 self.memory, _ = ranks.together("memory tiers", snapshots, lambda _: None)
                 self.restoring.memory = self.memory
             ranks.agreed(f"opening {location}", partial(self._lead, keep))
@@ -256,6 +256,11 @@ class Opening:
             ranks = replace(ranks, background=ranks.trainer.sub("drain", aside=True))
         self.tier = LocalTier(Path(location), remote, ranks)
         return self.tier
+
+    def _snapshots(self, memories: Sequence[Memory]) -> SnapshotMemory:
+        from iobench.remote.snapshot_memory import SnapshotMemory  # here: it takes time to import
+
+        return SnapshotMemory(memories, self.ranks.world)
 
     def _lead(self, keep: Retention) -> None:
         """Take the location for all ranks, in rank 0."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 import numpy as np
 import torch
@@ -13,8 +13,7 @@ import xxhash
 
 from iobench.errors import DataMismatchError
 from iobench.formats.tensors import torch_dtype
-from iobench.offload.files import StateFile
-from iobench.offload.layout import BLOCK, DataFile, ParameterPiece, StateLayout
+from iobench.offload.layout import BLOCK, DATA_FILES, DataFile, ParameterPiece, StateLayout
 from iobench.offload.mover import Mover, Speed
 from iobench.offload.record import (
     NOWHERE,
@@ -24,15 +23,12 @@ from iobench.offload.record import (
     empty_rows,
     slot_header,
 )
-from iobench.offload.store import Commit, GenerationStore
+from iobench.offload.store import GenerationStore
 from iobench.writers.blocks.pages import fresh_pages
 from iobench.writers.blocks.workers import Blocks, run_workers
 from iobench.writers.direct.engine import CompletionLatch
 from iobench.writers.image import Bytes
 from iobench.writers.transfer import Meter
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
 
 __all__ = [
     *("ChunkBuffer", "ChunkReader", "ChunkWriter", "DamagedChunkError"),
@@ -63,7 +59,7 @@ class ChunkBuffer:
     @property
     def state(self) -> Bytes:
         """The slot in the file `state`: header and fp32 tensors."""
-        return self._memory[: self._layout.state_bytes(self.chunk)]
+        return self._memory[: self._layout.slot_bytes("state", self.chunk)]
 
     @property
     def header(self) -> Bytes:
@@ -78,8 +74,8 @@ class ChunkBuffer:
     @property
     def parameters(self) -> Bytes:
         """The slot in the file `parameters`."""
-        start = self._layout.state_bytes(self.chunk)
-        return self._memory[start : start + self._layout.parameter_bytes(self.chunk)]
+        start = len(self.state)
+        return self._memory[start : start + self._layout.slot_bytes("parameters", self.chunk)]
 
     def tensors(self) -> list[torch.Tensor]:
         """The fp32 tensors of the chunk, in the order of the layout."""
@@ -122,12 +118,12 @@ class ChunkReader:
         self,
         store: GenerationStore,
         name: DataFile,
-        open_mover: Callable[[StateFile], Mover],
+        speed: Speed,
         loaded: Callable[[ChunkBuffer], None],
     ) -> None:
         self._store, self._name, self._loaded = store, name, loaded
         self._file = store.file(name)
-        self._mover = open_mover(self._file)
+        self._mover = Mover(self._file, writes=False, **speed)
         self._begun: deque[ChunkBuffer] = deque()
         self._complete: set[int] = set()
 
@@ -203,7 +199,6 @@ def read_chunks(
     `deliver` gets each chunk, checked, in order; the buffer is used again after it returns. Raises
     DataMismatchError when a chunk differs from its checksum, TransferError.
     """
-    open_mover = functools.partial(Mover, writes=False, **speed)
     count = store.layout.chunks
 
     def work(_: Blocks, __: Meter) -> None:
@@ -213,7 +208,7 @@ def read_chunks(
             deliver(buffer)
             free.append(buffer)
 
-        with ChunkReader(store, name, open_mover, loaded) as reader:
+        with ChunkReader(store, name, speed, loaded) as reader:
             for chunk, row in enumerate(record.rows):
                 if int(row["slot"]) == NOWHERE:
                     raise DataMismatchError(f"{store.state.path}: chunk {chunk} was never written")
@@ -237,13 +232,13 @@ class ChunkWriter:
     def __init__(
         self,
         store: GenerationStore,
-        open_mover: Callable[[StateFile], Mover],
+        speed: Speed,
         written: Callable[[ChunkBuffer, np.void], None],
     ) -> None:
         self._store, self._written = store, written
-        self._state = open_mover(store.state)
+        self._state = Mover(store.state, writes=True, **speed)
         try:
-            self._parameters = open_mover(store.parameters)
+            self._parameters = Mover(store.parameters, writes=True, **speed)
         except BaseException:
             self._state.close()
             raise
@@ -271,17 +266,16 @@ class ChunkWriter:
             if ok:
                 self._written(buffer, row)
 
-        names: tuple[DataFile, DataFile] = "state", "parameters"
         with CompletionLatch(done) as latch:
-            for mover, name in zip((self._state, self._parameters), names, strict=True):
+            for mover, name in zip((self._state, self._parameters), DATA_FILES, strict=True):
                 latch.add()
                 mover.start(buffer.slot(name), layout.offset(name, chunk, slot), latch.end)
 
-    def commit(self, rows: npt.NDArray[np.void], commit: Commit) -> None:
-        """Make the generation durable; `rows` say where its chunks are when all are written."""
+    def commit(self, record: GenerationRecord, began_s: float) -> None:
+        """Make the generation durable once all its chunks are written; see GenerationStore."""
         self._state.drain()
         self._parameters.drain()
-        self._store.commit(rows, commit)
+        self._store.commit(record, began_s)
 
     def __enter__(self) -> Self:
         return self

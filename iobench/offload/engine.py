@@ -32,9 +32,9 @@ import torch
 
 from iobench.errors import OptionError, TransferError, UsageError
 from iobench.offload.chunks import ChunkBuffer, ChunkReader, ChunkWriter, DamagedChunkError
-from iobench.offload.mover import Mover, Speed
+from iobench.offload.mover import Speed
 from iobench.offload.record import GenerationRecord, Pin, check_fits
-from iobench.offload.store import Commit, GenerationStore
+from iobench.offload.store import GenerationStore
 from iobench.offload.update import ChunkUpdate, TrainerModel
 from iobench.units import parse_size
 from iobench.writers.blocks.interrupt_safe import Worker, uninterrupted
@@ -237,15 +237,15 @@ class Engine:
         # interrupted. After it: the parameters and the counters are those of this step already.
         finish()
         self._generation, self._counts, self.updates = self._generation + 1, counts, updates
-        commit = Commit(
-            run=self.run,
+        record = GenerationRecord(
             generation=self._generation,
             updates=updates,
+            rows=self._rows,
             counts=counts,
             groups=groups,
-            began_s=began_s,
+            run=self.run,
         )
-        self._submit(lambda writer: writer.commit(self._rows, commit))
+        self._submit(lambda writer: writer.commit(record, began_s))
         self._uncommitted = False
         reached = self._generation - self.options.max_backlog
         self._wait_for(lambda: self._durable_generation() >= reached)
@@ -440,8 +440,7 @@ class Engine:
         self._to_write.put(None)
 
     def _read_all(self) -> None:
-        open_mover = functools.partial(Mover, writes=False, **self.options.speed)
-        with ChunkReader(self.store, "state", open_mover, self._loaded.put) as reader:
+        with ChunkReader(self.store, "state", self.options.speed, self._loaded.put) as reader:
             while (chunks := self._to_read.get()) is not None:
                 for chunk, row in chunks:
                     if not self._read(chunk, row, reader):
@@ -473,8 +472,7 @@ class Engine:
             return None
 
     def _write_all(self) -> None:
-        open_mover = functools.partial(Mover, writes=True, **self.options.speed)
-        with ChunkWriter(self.store, open_mover, self._written) as writer:
+        with ChunkWriter(self.store, self.options.speed, self._written) as writer:
             while True:
                 try:
                     work = self._to_write.get(block=not len(writer))

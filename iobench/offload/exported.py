@@ -40,7 +40,9 @@ _SCHEMA = "iobench.offload.export/1"
 def file_of(layout: StateLayout, record: GenerationRecord) -> FileRecord:
     """Return the record of the file `optimizer-state` of a generation; reads nothing."""
     pieces = tuple(
-        Piece(f"chunk {chunk}", layout.state_bytes(chunk) - BLOCK, f"{int(row['state']):016x}")
+        Piece(
+            f"chunk {chunk}", layout.slot_bytes("state", chunk) - BLOCK, f"{int(row['state']):016x}"
+        )
         for chunk, row in enumerate(record.rows)
     )
     return FileRecord(path=_STATE, size_bytes=sum(one.size_bytes for one in pieces), pieces=pieces)
@@ -69,7 +71,7 @@ class SlotsFile(SourceFile):
     def __init__(self, directory: Path, layout: StateLayout, record: GenerationRecord) -> None:
         """Open the file of the slots. Raises LocalDamageError."""
         self.name, self._layout, self._rows = _STATE, layout, record.rows
-        sizes = [layout.state_bytes(chunk) - BLOCK for chunk in range(layout.chunks)]
+        sizes = [layout.slot_bytes("state", chunk) - BLOCK for chunk in range(layout.chunks)]
         self._starts = [0, *itertools.accumulate(sizes)]
         self.size_bytes = self._starts[-1]
         try:
@@ -89,7 +91,7 @@ class SlotsFile(SourceFile):
     def _read(self, chunk: int, start: int, stop: int) -> Bytes:
         """Return a part of a chunk; direct reads are of whole blocks."""
         begin, end = start // BLOCK * BLOCK, -(-stop // BLOCK) * BLOCK
-        offset = self._layout.state_offset(chunk, int(self._rows[chunk]["slot"])) + BLOCK
+        offset = self._layout.offset("state", chunk, int(self._rows[chunk]["slot"])) + BLOCK
         try:
             data = self._file.read(end - begin, offset + begin)
         except (DataMismatchError, TransferError) as error:

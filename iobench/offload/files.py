@@ -14,7 +14,7 @@ from pathlib import Path
 
 from iobench import linux
 from iobench.errors import DataMismatchError, TargetError, TransferError, transfer_errors
-from iobench.offload.layout import BLOCK, StateLayout
+from iobench.offload.layout import BLOCK, DATA_FILES, StateLayout
 from iobench.offload.record import (
     RECORDS,
     GenerationRecord,
@@ -38,11 +38,10 @@ LAYOUT = "layout.json"
 
 def file_sizes(layout: StateLayout) -> dict[str, int]:
     """Return the bytes of each file of a state directory."""
-    return {
-        "state": layout.slots * layout.generation_bytes("state"),
-        "parameters": layout.slots * layout.generation_bytes("parameters"),
-        RECORDS: areas_of(layout) * area_bytes(layout),
+    sizes: dict[str, int] = {
+        name: layout.slots * layout.generation_bytes(name) for name in DATA_FILES
     }
+    return sizes | {RECORDS: areas_of(layout) * area_bytes(layout)}
 
 
 def make_files(directory: Path, layout: StateLayout) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,14 +13,7 @@ from iobench.formats.tensors import dtype_name
 from iobench.offload.layout import DTYPE_BYTES, ParameterSpec
 from iobench.offload.shards import local_shard
 
-__all__ = [
-    "DEFAULTS",
-    "check_values",
-    "kept_values",
-    "kind_of",
-    "put_values",
-    "specs_of",
-]
+__all__ = ["DEFAULTS", "check_values", "kept_values", "kind_of", "put_values", "specs_of"]
 
 DEFAULTS: Mapping[str, Any] = {
     "lr": 1e-3,
@@ -47,20 +40,14 @@ def kind_of(values: Mapping[str, Any]) -> str:
 
 def check_values(group: Mapping[str, Any]) -> None:
     """Raise OptionError for values that the stock optimizer refuses, or that are not supported."""
-    for name, value, good in _checked(group):
-        if not good:
-            raise OptionError(f"{name}={value}: out of range")
+    values = [(name, group.get(name, 0)) for name in ("lr", "eps", "weight_decay")]
+    out = [(name, value) for name, value in values if not value >= 0]
+    out += [("betas", value) for value in group.get("betas", ()) if not 0 <= value < 1]
+    if out:
+        raise OptionError(f"{out[0][0]}={out[0][1]}: out of range")
     for name in _UNSUPPORTED:
         if group.get(name):
             raise OptionError(f"{name}=True: not supported with offloaded state")
-
-
-def _checked(group: Mapping[str, Any]) -> Iterator[tuple[str, Any, bool]]:
-    for name in ("lr", "eps", "weight_decay"):
-        if name in group:
-            yield name, group[name], group[name] >= 0
-    for value in group.get("betas", ()):
-        yield "betas", value, 0 <= value < 1
 
 
 def kept_values(groups: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from math import prod
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 from iobench.errors import DataMismatchError, StateMismatchError, UsageError
 from iobench.units import MIB
@@ -17,6 +17,7 @@ from iobench.units import MIB
 __all__ = [
     "ADAM",
     "BLOCK",
+    "DATA_FILES",
     "DTYPE_BYTES",
     "FORMAT_VERSION",
     "UNIT",
@@ -38,6 +39,7 @@ elements of a tensor in another way than whole vectors. Pieces of a parameter th
 multiples of 16 elements therefore give the same bits as the whole parameter.
 """
 DataFile = Literal["state", "parameters"]
+DATA_FILES: tuple[DataFile, ...] = get_args(DataFile)
 """The two files with slots."""
 ADAM = ("master", "exp_avg", "exp_avg_sq")
 """The fp32 tensors of each parameter."""
@@ -115,19 +117,6 @@ class StateLayout:
         left = self._starts[-1] - chunk * self.chunk_elements
         return min(self.chunk_elements, -(-left // UNIT) * UNIT)
 
-    def state_bytes(self, chunk: int) -> int:
-        """Bytes of one slot of `chunk` in the file `state`, with its header."""
-        return BLOCK + len(self.tensors) * _FP32 * self.elements(chunk)
-
-    def state_offset(self, chunk: int, slot: int) -> int:
-        """Where the slot begins in the file `state`."""
-        return slot * self._state_total + chunk * self.state_bytes(0)
-
-    @functools.cached_property
-    def _state_total(self) -> int:
-        last = self.chunks - 1
-        return last * self.state_bytes(0) + self.state_bytes(last)
-
     @functools.cached_property
     def _pieces(self) -> list[tuple[ParameterPiece, ...]]:
         return [tuple(self._cut(chunk)) for chunk in range(self.chunks)]
@@ -153,39 +142,42 @@ class StateLayout:
         return found
 
     @functools.cached_property
-    def _parameter_offsets(self) -> list[int]:
-        sizes = []
-        for pieces in self._pieces:
-            last = pieces[-1]
-            used = last.bytes_at + self._piece_bytes(last)
-            sizes.append(-(-used // BLOCK) * BLOCK)
-        return [0, *itertools.accumulate(sizes)]
+    def _offsets(self) -> dict[DataFile, list[int]]:
+        """Where each chunk begins among the slots of one generation, and the end of the last."""
+        state = (
+            BLOCK + len(self.tensors) * _FP32 * self.elements(chunk) for chunk in range(self.chunks)
+        )
+        parameters = (
+            -(-(last.bytes_at + self._piece_bytes(last)) // BLOCK) * BLOCK
+            for *_, last in self._pieces
+        )
+        return {
+            "state": [0, *itertools.accumulate(state)],
+            "parameters": [0, *itertools.accumulate(parameters)],
+        }
 
     def _piece_bytes(self, piece: ParameterPiece) -> int:
         return (piece.end - piece.begin) * DTYPE_BYTES[self.parameters[piece.parameter].dtype]
 
-    def parameter_bytes(self, chunk: int) -> int:
-        """Bytes of one slot of `chunk` in the file `parameters`."""
-        return self._parameter_offsets[chunk + 1] - self._parameter_offsets[chunk]
-
-    def parameter_offset(self, chunk: int, slot: int) -> int:
-        """Where the slot begins in the file `parameters`."""
-        return slot * self._parameter_offsets[-1] + self._parameter_offsets[chunk]
+    def slot_bytes(self, name: DataFile, chunk: int) -> int:
+        """Bytes of one slot of `chunk` in this file: in `state` with its header."""
+        offsets = self._offsets[name]
+        return offsets[chunk + 1] - offsets[chunk]
 
     def offset(self, name: DataFile, chunk: int, slot: int) -> int:
         """Where the slot begins in this file."""
-        at = self.state_offset if name == "state" else self.parameter_offset
-        return at(chunk, slot)
+        offsets = self._offsets[name]
+        return slot * offsets[-1] + offsets[chunk]
 
     def generation_bytes(self, name: DataFile) -> int:
         """Bytes of one slot of all chunks in this file."""
-        return self._state_total if name == "state" else self._parameter_offsets[-1]
+        return self._offsets[name][-1]
 
     @property
     def buffer_bytes(self) -> int:
         """Bytes of memory that one chunk takes while it is read, updated and written."""
-        most = max(map(self.parameter_bytes, range(self.chunks)))
-        return self.state_bytes(0) + most
+        most = max(self.slot_bytes("parameters", chunk) for chunk in range(self.chunks))
+        return self.slot_bytes("state", 0) + most
 
     def to_json(self) -> str:
         """The text of `layout.json`."""

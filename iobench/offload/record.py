@@ -71,7 +71,7 @@ class GenerationRecord:
     It belongs to one generation, and lists all pinned ones: each of those has its own record.
     """
 
-    sequence: int
+    sequence: int = 0
     generation: int
     updates: int
     """Calls of `step` that this generation includes."""

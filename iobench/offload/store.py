@@ -31,7 +31,7 @@ from iobench.offload.files import (
     make_files,
     read_layout,
 )
-from iobench.offload.layout import BLOCK, DataFile, StateLayout
+from iobench.offload.layout import BLOCK, DATA_FILES, DataFile, StateLayout
 from iobench.offload.record import (
     NOWHERE,
     RECORDS,
@@ -50,20 +50,7 @@ from iobench.writers.local.new_file import sync_directory
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["Commit", "FoundGeneration", "GenerationStore", "inspect"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Commit:
-    """What a generation has besides its chunks."""
-
-    run: str
-    generation: int
-    updates: int
-    counts: npt.NDArray[np.uint64]
-    groups: Sequence[Mapping[str, Any]]
-    began_s: float
-    """When its first chunk was asked for, by time.monotonic."""
+__all__ = ["FoundGeneration", "GenerationStore", "inspect"]
 
 
 class GenerationStore:
@@ -208,7 +195,7 @@ class GenerationStore:
             slot = int(row["slot"])
             if slot == NOWHERE:
                 raise DataMismatchError(f"{self.state.path}: chunk {chunk} was never written")
-            header = self.state.read(BLOCK, self.layout.state_offset(chunk, slot))
+            header = self.state.read(BLOCK, self.layout.offset("state", chunk, slot))
             check_slot(self.state.path, header.tobytes(), row, chunk)
 
     # What changes.
@@ -230,28 +217,26 @@ class GenerationStore:
             more = (self._newest, self._base, self._agreed)
         return kept + [one for one in more if one is not None]
 
-    def commit(self, rows: npt.NDArray[np.void], commit: Commit) -> None:
-        """Make a generation durable: all chunks in `rows` are written, and no write is in flight.
+    def commit(self, record: GenerationRecord, began_s: float) -> None:
+        """Make a generation durable: all chunks in its rows are written, no write is in flight.
 
-        Raises TransferError: the generation may exist or not, and the one before is intact.
+        `record` gets a sequence number, the pins and the times; its first chunk was asked for at
+        `began_s`, of the monotonic clock. Raises TransferError: the generation may exist or not,
+        and the one before is intact.
         """
         self._directory_lock.check()
         self.state.sync()
         self.parameters.sync()
-        record = GenerationRecord(
+        record = replace(
+            record,
             sequence=self._sequence + 1,
-            run=commit.run,
-            generation=commit.generation,
-            updates=commit.updates,
-            rows=rows.copy(),
-            counts=commit.counts,
-            groups=commit.groups,
+            rows=record.rows.copy(),
             pins=self.pins,
             time_s=time.time(),
-            elapsed_s=time.monotonic() - commit.began_s,
+            elapsed_s=time.monotonic() - began_s,
         )
         self._write(record)
-        self.last_generation = max(self.last_generation, commit.generation)
+        self.last_generation = max(self.last_generation, record.generation)
 
     def pin(
         self,
@@ -384,7 +369,7 @@ def inspect(directory: Path) -> tuple[StateLayout, list[FoundGeneration]]:
             kept=record.generation == newest or record.generation in pins,
             damaged=record.damaged,
             time_s=record.time_s,
-            written_bytes=sum(layout.state_bytes(n) + layout.parameter_bytes(n) for n in own),
+            written_bytes=sum(layout.slot_bytes(name, n) for n in own for name in DATA_FILES),
             elapsed_s=record.elapsed_s,
         )
     return layout, list(found.values())

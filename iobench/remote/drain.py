@@ -12,12 +12,13 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
 from iobench import linux
 from iobench.checkpoint.manifest import FileRecord
+from iobench.checkpoint.retention import readable_manifest
 from iobench.checkpoint.save import CopyState, Save
 from iobench.checkpoint.store import DirectoryStore
 from iobench.errors import IobenchError, RankError, TargetError, TransferError, UsageError
@@ -27,17 +28,12 @@ from iobench.remote.journal import DrainEvent, DrainJournal, Event
 from iobench.remote.placement import LOCAL, REMOTE, TierHistory, estimate
 from iobench.remote.queue import NOT_DURABLE, PENDING, DrainQueue, Queued
 from iobench.remote.remote import RemoteTier
-from iobench.remote.source_file import (
-    LocalDamageError,
-    PinnedFiles,
-    offloaded_bytes,
-    stored_bytes,
-)
+from iobench.remote.source_file import LocalDamageError, PinnedFiles
 from iobench.units import format_seconds
 from iobench.writers.blocks import interpreter_end
 from iobench.writers.rate_limit import RateLimit, StoppedError
 
-__all__ = ["Drain", "exceeded", "late"]
+__all__ = ["Drain", "exceeded", "late", "pause_after"]
 
 
 def exceeded(waiting: Sequence[Queued], max_backlog_s: float, now_s: float) -> str:
@@ -78,7 +74,18 @@ _NICE = 10
 _JOIN_S = 10.0
 _LOOK_AGAIN_S = 1.0
 
-T = TypeVar("T")
+
+def sizes_of(store: DirectoryStore, step: int) -> tuple[int, int]:
+    """Return the bytes of all files of a checkpoint, and those of its optimizer state.
+
+    A remote tier gets both. 0 for what cannot be listed or read.
+    """
+    stored = 0
+    with contextlib.suppress(OSError):
+        files = [path for path in store.locate(step).rglob("*") if path.is_file()]
+        stored = sum(path.stat().st_size for path in files)
+    manifest = readable_manifest(store, step, files=False)
+    return stored, sum(file.size_bytes for file in manifest.remote_files) if manifest else 0
 
 
 class Drain:
@@ -139,15 +146,7 @@ class Drain:
 
     def _look_at_local(self, ages: Mapping[int, tuple[int, float]]) -> None:
         for step, (serial, created_s) in ages.items():
-            entry = Queued(
-                step=step,
-                serial=serial,
-                since_s=time.monotonic(),
-                created_s=created_s,
-                size_bytes=stored_bytes(self._local.locate(step))
-                + offloaded_bytes(self._local, step),
-            )
-            self.queue.put(entry)
+            self._put(step, serial, created_s)
         self.journal.shorten()
         self._rates.recall(self._events())
         self._note("remote", where=str(self.remote))
@@ -161,13 +160,24 @@ class Drain:
         finally:
             self._saving -= 1
 
-    def saved(self, entry: Queued, elapsed_s: float) -> None:
-        """Queue a checkpoint that is durable in the local tier since now."""
+    def _put(self, step: int, serial: int, created_s: float) -> tuple[Queued, int]:
+        """Queue a local checkpoint; return its entry, and the bytes in its directory."""
+        stored, more = sizes_of(self._local, step)
+        entry = Queued(
+            step=step,
+            serial=serial,
+            since_s=time.monotonic(),
+            created_s=created_s,
+            size_bytes=stored + more,
+        )
         self.queue.put(entry)
-        more = offloaded_bytes(self._local, entry.step)
-        written = replace(entry, size_bytes=entry.size_bytes - more)
-        self._note("saved", written, elapsed_s=elapsed_s)
-        self._rates.add(LOCAL, written.size_bytes, elapsed_s)
+        return entry, stored
+
+    def saved(self, step: int, serial: int, elapsed_s: float) -> None:
+        """Queue a checkpoint that is durable in the local tier since now."""
+        entry, stored = self._put(step, serial, time.time())
+        self._note("saved", replace(entry, size_bytes=stored), elapsed_s=elapsed_s)
+        self._rates.add(LOCAL, stored, elapsed_s)
 
     def committed(self, save: Save, serial: int, *, direct: bool) -> None:
         """Record a save of all ranks in another rank than 0, until rank 0 tells its state.
@@ -228,56 +238,40 @@ class Drain:
         """Return until when a call of the trainers may wait."""
         return time.monotonic() + self._ranks.deadline_s / 2
 
-    def wait(self) -> None:
+    def wait(self, *, failing: bool = False) -> None:
         """Wait until every checkpoint is durable in the remote tier, or given up.
 
         Raises the error of an attempt that fails meanwhile; the next attempts go on. Raises
-        TransferError if the drain was stopped.
+        TransferError if the drain was stopped. With `failing` it does not wait for a remote tier
+        that fails, and a RuntimeWarning has the steps that are not there.
         """
-        seen = self._ranks.led("remote tier", lambda: self.failures)
-        while self._ranks.led("wait for copies", lambda: self._wait(seen)):
+        seen = self._ranks.led("remote tier", lambda: -1 if failing else self.failures)
+        while self._ranks.led("wait for copies", lambda: self._wait(seen, failing)):
             pass
 
-    def _wait(self, seen: int) -> bool:
-        """Return whether to wait on."""
-        left, failure = self._left(lambda: self.failures > seen)
-        if left and failure is not None:
-            raise failure
-        if left:
-            raise TransferError(f"the drain has ended; steps {left} are not in {self.remote}")
-        return left is None
-
-    def finish(self) -> None:
-        """Wait like `wait`, but not for a remote tier that fails: a RuntimeWarning says so."""
-        while self._ranks.led("wait for copies", self._finish):
-            pass
-
-    def _finish(self) -> bool:
-        left, failure = self._left(lambda: True)
-        if left:
+    def _wait(self, seen: int, failing: bool) -> bool:
+        """Return whether to wait on. A failure counts if there were `seen` ones before it."""
+        until_s = self._until_s()
+        with self.queue.changed:
+            while self.queue.not_durable() and self._thread.is_alive():
+                if self.failure is not None and self.failures > seen:
+                    break
+                if time.monotonic() > until_s:
+                    return True
+                self.queue.changed.wait(_LOOK_AGAIN_S)
+            failure = self.failure if self.failures > seen else None
+            left = sorted(one.step for one in self.queue.not_durable())
+        if left and failing:
             warnings.warn(
                 f"steps {left} are not in {self.remote} yet ({failure}); they are "
                 "in the local tier, and the next Checkpointer of it goes on",
                 RuntimeWarning,
                 stacklevel=4,
             )
-        return left is None
-
-    def _left(self, counts: Callable[[], bool]) -> tuple[list[int] | None, Exception | None]:
-        """Wait until all is copied, or the drain has ended, or has a failure that `counts()`.
-
-        Return the steps that are not in the remote tier, None to wait on, and the failure.
-        """
-        until_s = self._until_s()
-        with self.queue.changed:
-            while self.queue.not_durable() and self._thread.is_alive():
-                if self.failure is not None and counts():
-                    break
-                if time.monotonic() > until_s:
-                    return None, None
-                self.queue.changed.wait(_LOOK_AGAIN_S)
-            failure = self.failure if counts() else None
-            return sorted(one.step for one in self.queue.not_durable()), failure
+        elif left:
+            ended = f"the drain has ended; steps {left} are not in {self.remote}"
+            raise failure or TransferError(ended)
+        return False
 
     def eta_s(self, step: int) -> float | None:
         """Return the seconds until `step` is expected in the remote tier; None if unknown."""

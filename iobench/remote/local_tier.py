@@ -20,9 +20,7 @@ from iobench.errors import IobenchError, transfer_errors
 from iobench.ranks.together import ALONE, JobRanks
 from iobench.remote.drain import Drain
 from iobench.remote.placement import LOCAL, TierHistory
-from iobench.remote.queue import Queued
 from iobench.remote.remote import Remote, RemoteTier
-from iobench.remote.source_file import offloaded_bytes, stored_bytes
 from iobench.writers.blocks import interpreter_end
 from iobench.writers.image import Bytes, FileImage
 from iobench.writers.local.new_file import PART_SUFFIX
@@ -94,14 +92,7 @@ class LocalTier(DirectoryStore):
         with self.drain.saving():
             with super().staged(step, serial=serial, replace=replace, shared=shared) as staged:
                 yield staged
-            entry = Queued(
-                step=step,
-                serial=serial,
-                since_s=time.monotonic(),
-                created_s=time.time(),
-                size_bytes=stored_bytes(self.locate(step)) + offloaded_bytes(self, step),
-            )
-            self.drain.saved(entry, time.monotonic() - began_s)
+            self.drain.saved(step, serial, time.monotonic() - began_s)
 
     def retire(self, steps: Sequence[int]) -> dict[int, IobenchError]:
         failures = super().retire(steps)

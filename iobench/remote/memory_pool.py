@@ -18,12 +18,26 @@ from iobench.remote.memory import MemoryTier
 from iobench.units import GIB, format_size
 from iobench.writers.image import Bytes, FileImage
 
-__all__ = ["Kept", "MemoryPool", "MemorySlot"]
+__all__ = ["Kept", "MemoryPool", "MemorySlot", "TierUse"]
 
 _MOST_SLOTS = 512
 """Each is one or more mappings, of which a process has a limited number."""
 _SPARE_PART, _MOST_SPARE = 8, GIB
 """An eighth of the memory that is available at the start, 1 GiB at most, is left to others."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TierUse:
+    """A memory tier now, in bytes.
+
+    `used_bytes` are snapshots that are not written yet. `free_bytes` can take more of them, by its
+    size and all limits.
+    """
+
+    tier: str
+    size_bytes: int
+    used_bytes: int
+    free_bytes: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,31 +128,22 @@ class MemoryPool(SlotPool):
     def size_bytes(self) -> int:
         return sum(len(slot.memory) for slot in self.slots())
 
-    def grow(self, size_bytes: int) -> None:
-        """Set the size of every slot to at least `size_bytes`, and count the slots.
-
-        Raises StateError when there is no room for a single one.
-        """
-        if size_bytes <= self._size and (self._free or not self.counts_alone):
-            return  # one is free: how many there could be does not matter
-        self.recount(size_bytes)
-
     def counted(self, size_bytes: int) -> int:
-        """Return how many slots there are or could be, as counted last if a slot is free."""
-        if size_bytes > self._size or not self._free:
-            self._counted = self.recount(size_bytes)
-        return self._counted
+        """Return how many slots of `size_bytes` there are or could be, 512 at most.
 
-    def recount(self, size_bytes: int) -> int:
-        """Like `grow`, also if a slot is free. Return how many slots there are or could be."""
-        if max(size_bytes, 1) > self._size:
-            self._size = -(-max(size_bytes, 1) // self._unit) * self._unit
-            self.free()  # they are too small
-        more = sum(room // self._size for room in self._rooms())
-        self.count = min(_MOST_SLOTS, len(self.slots()) + more)
-        if not self.count:
-            raise StateError(self.too_large())
-        return self.count
+        If a slot is free, that is the last count. Raises StateError when there is no room for a
+        single one.
+        """
+        size_bytes = max(size_bytes, 1)
+        if size_bytes > self._size or not self._free:
+            if size_bytes > self._size:
+                self._size = -(-size_bytes // self._unit) * self._unit
+                self.free()  # they are too small
+            more = sum(room // self._size for room in self._rooms())
+            self._counted = min(_MOST_SLOTS, len(self.slots()) + more)
+            if not self._counted:
+                raise StateError(self.too_large())
+        return self._counted
 
     @property
     def frees_more(self) -> bool:
@@ -235,20 +240,22 @@ class MemoryPool(SlotPool):
             with contextlib.suppress(IndexError):
                 self._free.pop().free()
 
-    def used_bytes(self) -> dict[str, int]:
-        """Return the bytes of snapshots that are not written yet, by tier."""
-        used = dict.fromkeys((tier.name for tier in self.tiers), 0)
-        for slot in self.slots():
-            used[slot.tier] += len(slot.memory) if slot.busy and slot.kept is None else 0
-        return used
+    def use(self) -> tuple[TierUse, ...]:
+        """Return the use of each tier now, fastest first."""
+        return tuple(
+            TierUse(
+                tier=tier.name,
+                size_bytes=tier.size_bytes,
+                used_bytes=self._bytes(tier, lambda one: one.busy and one.kept is None),
+                free_bytes=room
+                - room % (self._size or tier.unit)
+                + self._bytes(tier, lambda one: not one.busy),
+            )
+            for tier, room in zip(self.tiers, self._rooms(), strict=True)
+        )
 
-    def free_bytes(self) -> dict[str, int]:
-        """Return the bytes for more snapshots, by tier: those of free slots, and of new ones."""
-        rooms = zip(self.tiers, self._rooms(), strict=True)
-        found = {tier.name: room - room % (self._size or tier.unit) for tier, room in rooms}
-        for slot in self.slots():
-            found[slot.tier] += 0 if slot.busy else len(slot.memory)
-        return found
+    def _bytes(self, tier: MemoryTier, which: Callable[[MemorySlot], bool]) -> int:
+        return sum(len(one.memory) for one in self.slots() if one.tier == tier.name and which(one))
 
     def close(self) -> None:
         """Free the memory of the free slots."""

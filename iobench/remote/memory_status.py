@@ -19,23 +19,14 @@ from pathlib import Path
 
 import msgspec
 
-from iobench.remote.memory_pool import MemoryPool
+from iobench.remote.memory_pool import MemoryPool, TierUse
 from iobench.writers.local.directory_lock import LOCK
 
-__all__ = ["HeldSnapshot", "HeldTier", "MemoryStatus", "MemoryStatusFile", "memory_status"]
+__all__ = ["HeldSnapshot", "MemoryStatus", "MemoryStatusFile", "memory_status"]
 
 _NAME = "iobench-memory-tiers"
 _PROC = Path("/proc")
 _ATTEMPTS, _PAUSE_S = 100, 0.01
-
-
-@dataclass(frozen=True, kw_only=True)
-class HeldTier:
-    """A memory tier. `used_bytes` are snapshots that are not written yet."""
-
-    tier: str
-    size_bytes: int
-    used_bytes: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +49,7 @@ class MemoryStatus:
 
     pid: int
     at_s: float
-    tiers: tuple[HeldTier, ...]
+    tiers: tuple[TierUse, ...]
     snapshots: tuple[HeldSnapshot, ...]
     ranks: int = 1
 
@@ -87,15 +78,11 @@ class MemoryStatusFile:
             os.pwrite(self._fd, b"%08x %d %s" % (zlib.crc32(body), len(body), body), 0)
 
     def _status(self) -> MemoryStatus:
-        used = self._pool.used_bytes()
         return MemoryStatus(
             pid=self._pid,
             at_s=time.time(),
             ranks=self._ranks,
-            tiers=tuple(
-                HeldTier(tier=one.name, size_bytes=one.size_bytes, used_bytes=used[one.name])
-                for one in self._pool.tiers
-            ),
+            tiers=self._pool.use(),
             snapshots=tuple(
                 HeldSnapshot(
                     step=save.step,

@@ -24,21 +24,19 @@ from iobench.writers.base import Writer
 
 __all__ = ["Placing", "RemotePlace"]
 
-_PROBE_PART, _LEAST_PROBE, _LARGEST_PROBE = 64, 4 * MIB, 64 * MIB
+_LEAST_PROBE, _LARGEST_PROBE = 4 * MIB, 64 * MIB
 """A smaller probe would measure the fixed time of a write."""
 
 
 @dataclass(kw_only=True)
 class RemotePlace:
-    """The remote tier. A save that fails there goes to `local`.
-
-    A bucket that does not have all files after `limit_s` seconds has failed.
-    """
+    """The remote tier. A save that fails there, or takes longer than `limit_s`, goes to `local`."""
 
     tier: LocalTier
     local: LocalPlace
-    choice: PlacementDecision
     size_bytes: int
+    decision: str
+    probe: bool
     limit_s: float | None
     remote: bool = field(default=True, init=False)
     _began_s: float = field(default_factory=time.monotonic, init=False)
@@ -51,10 +49,6 @@ class RemotePlace:
     @property
     def writer(self) -> Writer:
         return self.tier.remote.direct_writer
-
-    @property
-    def decision(self) -> str:
-        return self.choice.reason
 
     @contextmanager
     def staged(self, save: Save, serial: int) -> Iterator[Staged]:
@@ -90,10 +84,8 @@ class RemotePlace:
         return self.local
 
     def probe_bytes(self, ranks: int) -> int:
-        if self.choice.probe != LOCAL:
-            return 0
-        part = max(_LEAST_PROBE, min(self.size_bytes // _PROBE_PART, _LARGEST_PROBE))
-        return -(-min(self.size_bytes, part) // ranks)
+        part = max(_LEAST_PROBE, min(self.size_bytes // 64, _LARGEST_PROBE))
+        return -(-min(self.size_bytes, part) // ranks) if self.probe else 0
 
 
 @dataclass(frozen=True)
@@ -112,8 +104,12 @@ class Placing:
     def place(self, save: Save, content: SavedContent) -> Place:
         """Return the place of `save`. Raises TransferError when the tiers cannot be looked at."""
         size, tier = content.job_bytes, self.tier
-        found = self._decided(save.step, size)
-        tier.rates.chosen(found.tier)
+        if self.ledger.holds(save.step):
+            found = PlacementDecision(tier=LOCAL, reason="it replaces a local checkpoint")
+        else:
+            closed = self._closed(size)
+            found = choose(tier.rates, self.choice.goal, size_bytes=size, closed=closed)
+        tier.rates.current = found.tier
         local = LocalPlace(
             store=tier,
             writer=self.writer,
@@ -124,17 +120,20 @@ class Placing:
         )
         if found.tier == LOCAL:
             return local
-        limit_s = found.limit_s(size) if self.choice.goal == "durable" else None
-        return RemotePlace(tier=tier, local=local, choice=found, size_bytes=size, limit_s=limit_s)
+        return RemotePlace(
+            tier=tier,
+            local=local,
+            size_bytes=size,
+            decision=found.reason,
+            probe=found.probe,
+            limit_s=found.limit_s,
+        )
 
-    def _decided(self, step: int, size_bytes: int) -> PlacementDecision:
-        tier = self.tier
-        if self.ledger.holds(step):
-            return PlacementDecision(tier=LOCAL, reason="it replaces a local checkpoint")
-        closed = {} if tier.remote.is_open else {REMOTE: f"{REMOTE} does not answer"}
-        with transfer_errors("measuring", tier.directory):
-            free = shutil.disk_usage(tier.directory).free
-        if free < size_bytes:
-            closed[LOCAL] = f"{LOCAL} has {format_size(free)} free"
-        now_s = time.monotonic()
-        return choose(tier.rates, self.choice, size_bytes=size_bytes, now_s=now_s, closed=closed)
+    def _closed(self, size_bytes: int) -> dict[str, str]:
+        """Return the tiers that cannot take so many bytes, with the reason."""
+        closed = {} if self.tier.remote.is_open else {REMOTE: f"{REMOTE} does not answer"}
+        with transfer_errors("measuring", self.tier.directory):
+            free = shutil.disk_usage(self.tier.directory).free
+        return closed | (
+            {LOCAL: f"{LOCAL} has {format_size(free)} free"} if free < size_bytes else {}
+        )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,7 +20,7 @@ from iobench.checkpoint.store import CheckpointStore, DirectoryStore
 from iobench.errors import DataMismatchError, TransferError
 from iobench.ranks.world import World
 from iobench.remote.local_tier import LocalTier
-from iobench.remote.memory import MemoryTier
+from iobench.remote.memory import Memory, MemoryTier
 from iobench.remote.memory_pool import Kept, MemoryPool, MemorySlot
 from iobench.remote.memory_status import MemoryStatusFile
 from iobench.remote.tiered_store import MendedReader
@@ -33,7 +32,7 @@ from iobench.writers.blocks.workers import Blocks, run_workers
 from iobench.writers.image import Bytes, FileImage, Ranges
 from iobench.writers.transfer import Meter, Transfer
 
-__all__ = ["MemoryCandidates", "MemoryReader", "SnapshotMemory", "TierUse"]
+__all__ = ["MemoryCandidates", "MemoryReader", "SnapshotMemory"]
 
 T = TypeVar("T")
 
@@ -41,30 +40,17 @@ _BLOCK = 4 * MIB  # the checksum that follows finds it in the cache of the CPU
 _MOST_THREADS = 8
 
 
-@dataclass(frozen=True, kw_only=True)
-class TierUse:
-    """A memory tier now, in bytes.
-
-    `used_bytes` are snapshots that are not written yet. `free_bytes` can take more of them, by its
-    size and all limits.
-    """
-
-    tier: str
-    size_bytes: int
-    used_bytes: int
-    free_bytes: int
-
-
 class SnapshotMemory:
     """Wires memory tiers to the Checkpointer of one rank of `world`. `open` comes first.
 
     Every snapshot waits in memory until it is written, or until retention would not keep it.
-    `tiers` have the share of this rank of its node's memory. Raises OptionError or UnavailableError
-    for memory that cannot be had here.
+    Each process of a node has an equal share of the `memories`. Raises OptionError or
+    UnavailableError for memory that cannot be had here.
     """
 
-    def __init__(self, tiers: Sequence[MemoryTier], world: World) -> None:
+    def __init__(self, memories: Sequence[Memory], world: World) -> None:
         self._ranks = world.size
+        tiers = [MemoryTier(one, sharers=world.local_size) for one in memories]
         self.pool = MemoryPool(tiers, sharers=world.local_size, alone=world.size == 1)
 
     def open(
@@ -150,19 +136,6 @@ class SnapshotMemory:
         if isinstance(self._store, DirectoryStore):
             return os.path.exists(self._store.locate(save.step))
         return True  # a bucket is not asked
-
-    def use(self) -> tuple[TierUse, ...]:
-        """Return the use of this rank's share of each tier now, fastest first."""
-        used, free = self.pool.used_bytes(), self.pool.free_bytes()
-        return tuple(
-            TierUse(
-                tier=one.name,
-                size_bytes=one.size_bytes,
-                used_bytes=used[one.name],
-                free_bytes=free[one.name],
-            )
-            for one in self.pool.tiers
-        )
 
     def kept(self, step: int, serial: int) -> MemorySlot | None:
         """Return the slot with the bytes of this committed checkpoint, if memory still has it."""

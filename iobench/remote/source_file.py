@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,17 +10,12 @@ from typing import Protocol
 import numpy as np
 
 from iobench.checkpoint.manifest import FileRecord, PinnedGeneration
-from iobench.checkpoint.retention import readable_manifest
-from iobench.checkpoint.store import CheckpointStore
 from iobench.errors import DataMismatchError, TransferError
 from iobench.regular_file import open_regular
 from iobench.units import MIB
 from iobench.writers.image import AnyMemory, Bytes, FileImage
 
-__all__ = [
-    *("BLOCK_BYTES", "LocalDamageError", "PinnedFiles", "SourceFile"),
-    *("offloaded_bytes", "stored_bytes"),
-]
+__all__ = ["BLOCK_BYTES", "LocalDamageError", "PinnedFiles", "SourceFile"]
 
 BLOCK_BYTES = 8 * MIB
 
@@ -118,21 +112,8 @@ class _SourceImage(FileImage):
         return stop - start
 
 
-def stored_bytes(checkpoint: Path) -> int:
-    """Return the bytes of all files of a checkpoint; 0 if they cannot be listed."""
-    with contextlib.suppress(OSError):
-        return sum(path.stat().st_size for path in checkpoint.rglob("*") if path.is_file())
-    return 0
-
-
 class PinnedFiles(Protocol):
     """Optimizer state on storage, whose pinned generations are copied with their checkpoints."""
 
     def open_file(self, pinned: PinnedGeneration, record: FileRecord) -> SourceFile:
         """Open one of `pinned.files`. For any thread. Raises LocalDamageError."""
-
-
-def offloaded_bytes(store: CheckpointStore, step: int) -> int:
-    """Return the bytes that a remote tier gets of the optimizer state of a checkpoint."""
-    manifest = readable_manifest(store, step, files=False)
-    return sum(file.size_bytes for file in manifest.remote_files) if manifest else 0

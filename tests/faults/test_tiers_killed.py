@@ -38,7 +38,7 @@ tiers.until(lambda: tiers.settled(ckpt))
 
 _SIZE = 20 * 10**6
 _BOTH = (
-    "iobench.remote.local_tier.stored_bytes:before",
+    "iobench.remote.drain.sizes_of:before",
     "iobench.remote.drain.Drain.saved:after",
     "iobench.remote.file_copier.DrainStep.send:before",
     "iobench.remote.source_file.SourceFile.fill:after:2",

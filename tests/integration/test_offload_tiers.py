@@ -248,7 +248,7 @@ def test_slots_that_are_damaged_before_they_are_copied(tmp_path: Path) -> None:
     layout = read_layout(state)
     slot = int(read_records(state, layout)[0].rows[0]["slot"])
     with (state / "state").open("r+b") as file:
-        file.seek(layout.state_offset(0, slot) + BLOCK)
+        file.seek(layout.offset("state", 0, slot) + BLOCK)
         file.write(b"damage")
     there.unlink()
     with (

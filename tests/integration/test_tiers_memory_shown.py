@@ -116,7 +116,7 @@ def test_closed(tmp_path: Path) -> None:
 def test_read_while_it_is_written(tmp_path: Path) -> None:
     """Every status that is read is one that was written as a whole."""
     snapshots: list[Any] = []
-    pool: Any = SimpleNamespace(tiers=[], slots=lambda: list(snapshots), used_bytes=dict)
+    pool: Any = SimpleNamespace(slots=lambda: list(snapshots), use=tuple)
     (tmp_path / LOCK).write_text(json.dumps({"pid": os.getpid()}))
     status, ended = MemoryStatusFile(pool, tmp_path), threading.Event()
 

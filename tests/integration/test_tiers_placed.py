@@ -55,7 +55,7 @@ def _measured(ckpt: Checkpointer, faster: str, size: int = 10**6) -> None:
 
 
 def _options(**more: object) -> Placement:
-    return Placement(dwell=0, **more)  # type: ignore[arg-type]  # options of Placement
+    return Placement(**more)  # type: ignore[arg-type]  # options of Placement
 
 
 def test_to_the_faster_tier(local: Path, remote: Path, iobench_inside: Command) -> None:

@@ -31,7 +31,7 @@ def _opened(
 ) -> Iterator[iobench.Checkpointer]:
     """Open a Checkpointer, and wait until rank 0 may write to the remote tier."""
     writer = options.pop("writer", "")
-    placement = iobench.Placement(dwell=0, **options)
+    placement = iobench.Placement(**options)
     tiers = [*memory, iobench.Remote(remote, writer=writer)]
     with (
         mock.patch.dict(os.environ, environ),

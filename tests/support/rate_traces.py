@@ -7,7 +7,8 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from iobench.remote.placement import Placement, TierHistory, choose, failures
+from iobench.remote.drain import pause_after
+from iobench.remote.placement import PlacementGoal, TierHistory, choose, failures
 from iobench.units import GIB
 
 __all__ = ["LENGTH_S", "TRACES", "Replay", "Trace", "replay"]
@@ -103,15 +104,14 @@ def _seconds(rate: Rate, begin_s: float, size_bytes: float) -> float | None:
     return now_s - begin_s
 
 
-def replay(trace: Trace, placement: Placement, *, noise: float, seed: int = 0) -> Replay:
+def replay(trace: Trace, goal: PlacementGoal, *, noise: float, seed: int = 0) -> Replay:
     """Save every 60 s where `choose` says, and drain local checkpoints to the remote tier.
 
     The oracle knows the rates during each save, and not the random noise of single transfers.
     """
     random_ = random.Random(seed)
     rates = {"local": trace.local, "remote": trace.remote}
-    clock_s = 0.0
-    history = TierHistory(clock=lambda: clock_s)
+    history, failed_s = TierHistory(), 0.0
     total_s = oracle_s = 0.0
     switches: list[str] = []
     reasons: list[str] = []
@@ -120,49 +120,36 @@ def replay(trace: Trace, placement: Placement, *, noise: float, seed: int = 0) -
         took_s = _seconds(rates[tier], now_s, size_bytes)
         return None if took_s is None else took_s * math.exp(random_.gauss(0, noise))
 
-    def observe(tier: str, now_s: float, took_s: float | None, size_bytes: int) -> None:
-        nonlocal clock_s
-        spent_s = _ERROR_S if took_s is None else took_s
-        clock_s = now_s + spent_s
-        history.add(tier, size_bytes, spent_s, ok=took_s is not None)
+    def observe(tier: str, took_s: float | None, size_bytes: int) -> None:
+        history.add(tier, size_bytes, took_s or _ERROR_S, ok=took_s is not None)
 
     for number in range(SAVES):
         now_s = number * EVERY_S
-        found = choose(history, placement, size_bytes=SIZE_BYTES, now_s=now_s)
+        found = choose(history, goal, size_bytes=SIZE_BYTES)
         if found.tier != history.current:
             if history.current:
                 switches.append(found.tier)
                 reasons.append(found.reason)
-            clock_s = now_s
-            history.chosen(found.tier)
+            history.current = found.tier
         known = {name: _seconds(rate, now_s, SIZE_BYTES) for name, rate in rates.items()}
         took = {name: moved(name, now_s, SIZE_BYTES) for name in rates}
         best = min((took_s, name) for name, took_s in known.items() if took_s is not None)[1]
         oracle_s += took[best] or 0.0
         took_s = took[found.tier]
-        observe(found.tier, now_s, took_s, SIZE_BYTES)
+        observe(found.tier, took_s, SIZE_BYTES)
         end_s = now_s + (took_s or _ERROR_S)
         if took_s is None:  # the other tier takes it
             other = "local" if found.tier == "remote" else "remote"
-            observe(other, end_s, took[other], SIZE_BYTES)
+            observe(other, took[other], SIZE_BYTES)
             end_s += took[other] or 0.0
         total_s += end_s - now_s
-        _measure_other(history, found.tier, found.probe, end_s, moved, observe)
+        if found.probe:
+            size_bytes = SIZE_BYTES // _PROBE
+            observe("local", moved("local", end_s, size_bytes), size_bytes)
+        if found.tier == "local":  # the drain copies it, with its pauses after failures
+            count = failures(history.seen["remote"])
+            if not count or end_s - failed_s >= pause_after(count):
+                copy_s = moved("remote", end_s, SIZE_BYTES)
+                failed_s = end_s if copy_s is None else failed_s
+                observe("remote", copy_s, SIZE_BYTES)
     return Replay(total_s=total_s, oracle_s=oracle_s, switches=switches, reasons=reasons)
-
-
-def _measure_other(
-    history: TierHistory,
-    chosen: str,
-    probe: str | None,
-    now_s: float,
-    moved: Callable[[str, float, float], float | None],
-    observe: Callable[[str, float, float | None, int], None],
-) -> None:
-    """Drain a local checkpoint, unless the remote tier pauses after failures; or probe."""
-    paused = failures(history.seen["remote"]) and probe != "remote"
-    if chosen == "local" and not paused:
-        observe("remote", now_s, moved("remote", now_s, SIZE_BYTES), SIZE_BYTES)
-    elif chosen != "local" and probe:
-        size_bytes = SIZE_BYTES // _PROBE
-        observe(probe, now_s, moved(probe, now_s, size_bytes), size_bytes)

@@ -21,7 +21,7 @@ import xxhash
 from support.liars import AdmitsIt
 
 import iobench
-from iobench import Checkpointer, KeepEvery, KeepLast, Local, Memory, load_checkpoint
+from iobench import Checkpointer, KeepEvery, KeepLast, Memory, load_checkpoint
 from iobench.checkpoint.checksums import PieceDigests
 from iobench.checkpoint.ledger import Ledger
 from iobench.checkpoint.manifest import Manifest
@@ -999,7 +999,6 @@ def test_in_a_forked_child(make: Make) -> None:
         ({"on_event": "print"}, "on_event='print'"),
         ({"slots": 2, "tiers": [Memory("1MiB")]}, "the sizes of the Memory tiers decide"),
         ({"budget": "1GiB", "tiers": [Memory("1MiB")]}, "the sizes of the Memory tiers decide"),
-        ({"keep": KeepLast(1), "tiers": [Local(keep=KeepLast(2))]}, "given twice"),
     ],
 )
 def test_nonsense(make: Make, options: dict[str, Any], match: str) -> None:

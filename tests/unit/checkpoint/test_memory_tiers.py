@@ -16,7 +16,6 @@ import torch
 from iobench import (
     Checkpointer,
     KeepLast,
-    Local,
     Memory,
     Placement,
     Remote,
@@ -163,7 +162,7 @@ def test_full_memory_waits_for_storage(runs: Path, saving: Any, gated: Any) -> N
 
 def test_what_retention_would_remove_is_not_written(runs: Path, saving: Any, gated: Any) -> None:
     """With KeepLast(2) and three that wait, the oldest is dropped."""
-    with saving(Memory("8MiB"), Local(runs / "a", keep=KeepLast(2))) as ckpt:
+    with saving(Memory("8MiB"), keep=KeepLast(2)) as ckpt:
         saves = [ckpt.save_async(_state(step), step) for step in range(4)]
         gated.let(4)
         ckpt.wait()
@@ -326,14 +325,12 @@ def test_memory_is_freed(runs: Path) -> None:
         (lambda _: [Memory("1MiB", path=Path(__file__).parent)], "is storage, not memory"),
         (lambda _: [Memory("1kB")], "at least 4096 bytes"),
         (lambda _: [Memory("1MiB"), Memory("2MiB")], "the same memory twice: memory, memory"),
-        (lambda runs: [Remote(runs / "r"), Memory("1MiB")], "the order is Memory, Local, Remote"),
-        (lambda runs: [Local(runs / "b")], "must be the directory of the Checkpointer"),
-        (lambda _: [Local(), Local()], "2 local tiers; one is possible"),
+        (lambda runs: [Remote(runs / "r"), Memory("1MiB")], "the order is Memory, Remote"),
+        (lambda runs: [Remote(runs / "r")] * 2, "2 remote tiers; one is possible"),
         (lambda _: ["8GiB"], r"takes a list such as \[Memory"),
         (lambda _: [Memory(0)], "at least 1 byte"),
         (lambda _: [Memory("1MiB", node=-1)], "0 or more"),
         (lambda _: [Memory("1MiB", node=0, path="/dev/shm")], "not both"),
-        (lambda _: [Local(keep=3)], "takes a value such as KeepLast"),
     ],
 )
 def test_tiers_that_cannot_be_had(

@@ -189,7 +189,7 @@ def test_damage_of_a_pinned_generation(tmp_path: Path, expected: list) -> None:
         _train(optimizer, 3)
     store = GenerationStore.open(tmp_path / "state")
     record = next(one for one in store.records() if one.updates == 2)
-    offset = store.layout.parameter_offset(3, int(record.rows[3]["slot"]))
+    offset = store.layout.offset("parameters", 3, int(record.rows[3]["slot"]))
     store.close()
     with (tmp_path / "state" / "parameters").open("r+b") as file:
         file.seek(offset)

@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 
 from iobench.errors import DataMismatchError, StateMismatchError, UsageError
 from iobench.offload.files import file_sizes
-from iobench.offload.layout import ALIGN, BLOCK, DTYPE_BYTES, UNIT, ParameterSpec, StateLayout
+from iobench.offload.layout import (
+    ALIGN,
+    BLOCK,
+    DATA_FILES,
+    DTYPE_BYTES,
+    UNIT,
+    ParameterSpec,
+    StateLayout,
+)
 from iobench.units import GIB, MIB
 
 _TENSORS = ("master", "exp_avg", "exp_avg_sq")
@@ -57,20 +65,17 @@ def test_places(specs: list[ParameterSpec], chunk: int, pins: int) -> None:
             assert piece.bytes_at % item == 0
             bytes_at = piece.bytes_at + (piece.end - piece.begin) * item
         assert at <= layout.elements(number)
-        assert bytes_at <= layout.parameter_bytes(number)
-        assert layout.state_bytes(number) + layout.parameter_bytes(number) <= layout.buffer_bytes
+        assert bytes_at <= layout.slot_bytes("parameters", number)
+        assert sum(layout.slot_bytes(name, number) for name in DATA_FILES) <= layout.buffer_bytes
     assert covered == [one.elements for one in specs]
     places = [(slot, n) for slot in range(layout.slots) for n in range(layout.chunks)]
-    for offset, size, total in (
-        (layout.state_offset, layout.state_bytes, file_sizes(layout)["state"]),
-        (layout.parameter_offset, layout.parameter_bytes, file_sizes(layout)["parameters"]),
-    ):
+    for name in DATA_FILES:
         end = 0
         for slot, number in places:
-            assert offset(number, slot) == end
+            assert layout.offset(name, number, slot) == end
             assert end % BLOCK == 0
-            end += size(number)
-        assert end == total
+            end += layout.slot_bytes(name, number)
+        assert end == file_sizes(layout)[name]
 
 
 def test_written_and_read() -> None:

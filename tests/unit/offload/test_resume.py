@@ -75,7 +75,7 @@ def _place(directory: Path, step: int, chunk: int) -> tuple[int, int]:
         record = next(one for one in store.records() if one.updates == step)
         slot = int(record.rows[chunk]["slot"])
         layout = store.layout
-        return layout.state_offset(chunk, slot), layout.parameter_offset(chunk, slot)
+        return layout.offset("state", chunk, slot), layout.offset("parameters", chunk, slot)
     finally:
         store.close()
 

@@ -174,8 +174,9 @@ def test_a_direct_save_is_recorded_before_the_drain_knows_it() -> None:
     place = RemotePlace(
         tier=cast(Any, SimpleNamespace(drain=drain, remote=SimpleNamespace(recorded=recorded))),
         local=anything,
-        choice=cast(Any, SimpleNamespace(reason="it is faster")),
         size_bytes=1,
+        decision="it is faster",
+        probe=False,
         limit_s=None,
     )
     place.committed(_saved(4), cast(Any, SimpleNamespace(size_bytes=1, serial=4)))
