@@ -147,8 +147,8 @@ class Manifest(
 
     Among the checkpoints of one run, the last saved one has the greatest `serial`. A manifest
     without a serial, of an older version, counts as 0. `attempt` is the random name of one save of
-    several ranks, which replicas of it in memory have too. `offload` is the optimizer's state. Of
-    several ranks the files have it: `offload` is then where each of them had it as well.
+    several ranks, which replicas of it in memory have too. `offload` is the optimizer's state, if
+    it is not in the files.
     """
 
     step: _Count
@@ -160,7 +160,7 @@ class Manifest(
     files: tuple[FileRecord, ...]
     serial: _Count = 0
     attempt: str = ""
-    offload: PinnedGeneration | tuple[PinnedGeneration, ...] | None = None
+    offload: PinnedGeneration | None = None
 
     def __post_init__(self) -> None:
         """Raise ValueError for two files of one path, and for one with that of the manifest."""
@@ -172,7 +172,7 @@ class Manifest(
     @property
     def pinned(self) -> tuple[PinnedGeneration, ...]:
         """The optimizer's state; empty if it is in the files."""
-        return (self.offload,) if isinstance(self.offload, PinnedGeneration) else ()
+        return () if self.offload is None else (self.offload,)
 
     @property
     def size_bytes(self) -> int:

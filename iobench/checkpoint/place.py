@@ -92,12 +92,6 @@ class SaveParticipant(Protocol):
 class RankedParticipant(SaveParticipant, Protocol):
     """One in each rank of a job. The files have its state too."""
 
-    def has(self, pinned: PinnedGeneration) -> bool:
-        """Whether this rank still holds this state. Asks no other rank."""
-
-    def go_on(self, pinned: PinnedGeneration) -> bool:
-        """Go on from what the ranks hold, all of them; False, in all, if one of them cannot."""
-
     def expected(self) -> dict[str, Any]:
         """Return what `added_to` adds, by its key, without any bytes: for `load(like=...)`."""
 

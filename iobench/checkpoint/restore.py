@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import traceback
 import warnings
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -13,7 +13,6 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 from iobench.checkpoint.manifest import Manifest
 from iobench.checkpoint.piece_reader import PieceReader
-from iobench.checkpoint.ranked.structure import StatePath
 from iobench.checkpoint.retention import by_age, damage_of, readable_manifest
 from iobench.checkpoint.store import Checkpoints, store_at
 from iobench.checkpoint.stored import paths_elsewhere, read_any
@@ -167,7 +166,6 @@ def restore(
     offload: Callable[[Manifest], None] | None = None,
     ranks: JobRanks = ALONE,
     reader: Callable[[], PieceReader] = PieceReader,
-    left_out: Collection[StatePath] = (),
 ) -> tuple[Any, Loaded]:
     """Return the state of the checkpoint `step`, or of the newest one, and how it was restored.
 
@@ -181,13 +179,12 @@ def restore(
     manifest.
 
     All `ranks` get the same checkpoint, which rank 0 chooses, or all fail. `reader` makes what
-    reads the pieces of one copy in all of them. With `like` they leave out the tensors at the paths
-    `left_out`.
+    reads the pieces of one copy in all of them.
     """
     if on_corrupt not in ("raise", "previous"):
         raise OptionError(f"on_corrupt={on_corrupt!r}: 'raise' or 'previous'")
     left = ranks.led(f"load of step {step}", lambda: _newest_first(candidates, step))
-    gone = paths_elsewhere(ranks, like).union(left_out) if ranks.many else frozenset()
+    gone = paths_elsewhere(ranks, like) if ranks.many else frozenset()
     read = partial(
         read_any, like=like, rank=ranks.world.rank, ranks=ranks.world.size, elsewhere=gone
     )

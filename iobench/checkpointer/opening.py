@@ -291,7 +291,7 @@ class Opening:
                 writers_per_node=self.options.writers_per_node,
             )
             self.contents = Planning(ranks, planner)
-            form = DcpFormat(world=ranks.world, hosts=hosts, participant=self.options.participant)
+            form = DcpFormat(world=ranks.world, hosts=hosts)
         return Committer(
             control=ranks.background,
             format=form,

@@ -5,20 +5,18 @@ Rank 0 knows what there is, and tells the others.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, Protocol, cast
 
-import msgspec
 import torch
 
 from iobench.checkpoint.ledger import Ledger
-from iobench.checkpoint.manifest import PinnedGeneration
 from iobench.checkpoint.piece_reader import HeldFiles, piece_reader
 from iobench.checkpoint.place import RankedParticipant, RemoteCopyOf, SaveParticipant
 from iobench.checkpoint.ranked.plan import data_file
-from iobench.checkpoint.ranked.structure import StatePath, is_sharded
+from iobench.checkpoint.ranked.structure import is_sharded
 from iobench.checkpoint.restore import (
     Candidates,
     Loaded,
@@ -26,9 +24,8 @@ from iobench.checkpoint.restore import (
     StoredCandidates,
     restore,
 )
-from iobench.checkpoint.retention import by_age, readable_manifest
+from iobench.checkpoint.retention import by_age
 from iobench.checkpoint.store import CheckpointStore
-from iobench.checkpoint.stored import tensors_of
 from iobench.errors import StateMismatchError, UsageError
 from iobench.ranks.restore_plan import RestoreMode
 from iobench.ranks.together import JobRanks
@@ -149,7 +146,9 @@ class Restoring:
         """
         if self.ranks.many and self.participant is not None:
             ranked = cast(RankedParticipant, self.participant)  # see its `check`
-            return self._restore_with(ranked, step, on_corrupt, like, mode)
+            wanted = {**(like or {}), **ranked.expected()}
+            state, loaded = self._restore_together(step, on_corrupt, wanted, mode)
+            return ranked.take(state), loaded
         if self.ranks.many:
             return self._restore_together(step, on_corrupt, like, mode)
         candidates: Candidates = self._stored()
@@ -176,54 +175,12 @@ class Restoring:
         known = self._own.serials() if self.ranks.leads else {}
         return StoredCandidates(self.store, self.writer, known)
 
-    def _restore_with(
-        self,
-        held: RankedParticipant,
-        step: int | Literal["latest"],
-        on_corrupt: OnCorrupt,
-        like: Any,
-        mode: RestoreMode,
-    ) -> tuple[Any, Loaded]:
-        """Restore a checkpoint; all ranks go on from what they hold of it, or from the files."""
-        own, expected = like or {}, held.expected()
-        pinned = self._pinned_in_all(held, step)
-        if pinned is not None:
-            paths = [path for path, _ in tensors_of(expected)]
-            state, loaded = self._restore_together(step, on_corrupt, own, mode, left_out=paths)
-            if loaded.step == pinned[0] and held.go_on(pinned[1]):
-                return state, loaded
-        state, loaded = self._restore_together(step, on_corrupt, {**own, **expected}, mode)
-        return held.take(state), loaded
-
-    def _pinned_in_all(
-        self, held: RankedParticipant, step: int | Literal["latest"]
-    ) -> tuple[int, PinnedGeneration] | None:
-        """Return the step to restore, and what this rank holds of it; None if one has nothing."""
-
-        def named() -> list[Any] | None:
-            wanted = step if isinstance(step, int) else self._latest()
-            if wanted is None:
-                return None
-            manifest = readable_manifest(self.store, wanted, files=False)
-            found = None if manifest is None else manifest.offload
-            if not isinstance(found, tuple) or len(found) != self.ranks.world.size:
-                return None
-            return [wanted, msgspec.to_builtins(found)]
-
-        found = self.ranks.led("pins of a checkpoint", named)
-        if found is None:
-            return None
-        pinned = msgspec.convert(found[1][self.ranks.world.rank], PinnedGeneration)
-        have = self.ranks.agreed("pins of the ranks", lambda: held.has(pinned))
-        return (found[0], pinned) if all(have) else None
-
     def _restore_together(
         self,
         step: int | Literal["latest"],
         on_corrupt: OnCorrupt,
         like: Any,
         mode: RestoreMode,
-        left_out: Collection[StatePath] = (),
     ) -> tuple[Any, Loaded]:
         ranks, memory, both = self.ranks, self.memory, self._listed_tiers()
         replicas = ReplicaCandidates(
@@ -251,7 +208,6 @@ class Restoring:
                 like=like,
                 ranks=ranks,
                 reader=reader,
-                left_out=left_out,
             )
         version = replicas.version_of(loaded.step)
 

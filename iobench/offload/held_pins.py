@@ -127,15 +127,7 @@ class HeldPins:
             )
         return SlotsFile(directory, layout, found)
 
-    def has(self, name: str) -> bool:
-        """Whether this pin is durable and not damaged, also while the optimizer is closed."""
-        engine = self.state.engine
-        if engine is not None:
-            return engine.store.held(name) is not None
-        found = _pinned_record(read_records(self.state.directory, self._layout), name)
-        return found is not None and not found.damaged
-
-    def is_here(self, pinned: PinnedGeneration) -> bool:
+    def _is_here(self, pinned: PinnedGeneration) -> bool:
         """Whether `resume` has just taken this generation."""
         state, taken = self.state, self.state.restored
         if state.closed or taken is None:
@@ -150,7 +142,7 @@ class HeldPins:
         Reads nothing when `resume` has just taken it. Raises DataMismatchError when it is damaged
         or not there; the optimizer is closed then.
         """
-        if not self.is_here(pinned):
+        if not self._is_here(pinned):
             self.state.close()
             self.state.resume(HeldPin(pinned.pin))
 

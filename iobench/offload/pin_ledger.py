@@ -86,7 +86,7 @@ class PinLedger:
         for step, one in outlines(self._store, self._store.steps()).items():
             if one is None:
                 unread.add(step)
-            elif isinstance(one.offload, PinnedGeneration):
+            elif one.offload is not None:
                 self._named[step] = one.offload.pin
         named = set(self._named.values())
         for pin, own in self._pins.found(self._owner):
@@ -191,11 +191,8 @@ class PinLedger:
         pinned, step = manifest.offload, manifest.step
         if pinned is None:
             raise DataMismatchError(
-                f"{self._store}: step {step} was saved without an offloaded optimizer"
-            )
-        if not isinstance(pinned, PinnedGeneration):
-            raise DataMismatchError(
-                f"{self._store}: step {step} was saved by FSDP2 ranks; load it in a job of ranks"
+                f"{self._store}: step {step} was saved without an offloaded optimizer, or by FSDP2 "
+                "ranks, whose checkpoints a job of ranks loads"
             )
         try:
             self._pins.restore(pinned)

@@ -9,8 +9,7 @@ local shards of parameters and state. KIND is "stock" or "offload", and more wor
 - "even": the same gradients are there in all ranks
 - "save": a Checkpointer saves model and optimizer at the end; "load": the training goes on from it
 - "ckpt": a Checkpointer(offload=optimizer) saves each step, and the training goes on from there
-- "back": it makes one step more before it goes on from there; "broken": the last rank then finds
-  that its pin is damaged
+- "back": it makes one step more before it goes on from there
 - "other": the state is in a directory for this number of ranks
 - "pinned": it goes on from the newest pin
 - "quiet": it neither pins nor prints before its end
@@ -216,21 +215,8 @@ def _with_checkpoints(
             _say(loaded=state["step"], before=before, digest=digest(optimizer))
         for step in range(optimizer.updates, steps):
             train_step(model, optimizer, step, even=even)
-            if step + 1 == steps:
-                ckpt.wait()  # a save next to one that is on its way may be without a pin
             ckpt.save_async({"model": model.state_dict(), "step": step + 1}, step + 1)
             _say(step=step + 1, digest=digest(optimizer))
-
-
-def _break_pins() -> None:
-    """Make this rank find damage in every generation that it reads."""
-    from iobench.errors import DataMismatchError
-    from iobench.offload import restore
-
-    def fill(*_: object) -> None:
-        raise DataMismatchError("a flipped bit")
-
-    restore.fill_parameters = fill
 
 
 def _main(kind: str, directory: str, steps: str, *points: str) -> None:
@@ -266,8 +252,6 @@ def _main(kind: str, directory: str, steps: str, *points: str) -> None:
     if "ckpt" in words:
         if "back" in words:
             train_step(model, optimizer, first, even=even)
-        if "broken" in words and torch.distributed.get_rank() == size - 1:
-            _break_pins()
         _with_checkpoints(model, optimizer, checkpoint, int(steps), even=even)
         first = int(steps)
     if "load" in words:

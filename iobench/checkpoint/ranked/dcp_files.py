@@ -18,7 +18,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import xxhash
 from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION, _StorageInfo
 from torch.distributed.checkpoint.metadata import (
@@ -31,7 +30,7 @@ from torch.distributed.checkpoint.metadata import (
 
 from iobench.checkpoint.checksums import record_of, recorded
 from iobench.checkpoint.manifest import FileRecord, Manifest, Pieces
-from iobench.checkpoint.place import PartOffer, PartTarget, Place, SaveParticipant, Written
+from iobench.checkpoint.place import PartOffer, PartTarget, Place, Written
 from iobench.checkpoint.ranked.messages import Part, part_file
 from iobench.checkpoint.ranked.plan import Box, RankContent, RankPlan, WholePlan, data_file
 from iobench.checkpoint.ranked.structure import (
@@ -222,7 +221,6 @@ class DcpFormat:
 
     world: World
     hosts: Sequence[str]
-    participant: SaveParticipant | None = None
     _values: ValueFiles = field(default_factory=ValueFiles)
     _indexer: tuple[RankPlan, Indexer] | None = field(default=None, init=False)
 
@@ -270,11 +268,7 @@ class DcpFormat:
             with recorded(image, Pieces(pieces), by_block=target.by_block) as (sent, digests):
                 transfer = self._write(save, sent, target)
             record = digests.record()
-        whole_part = part(record)
-        if self.participant is not None:
-            pinned, _ = self.participant.durable(save)
-            whole_part = msgspec.structs.replace(whole_part, pinned=pinned)
-        text = whole_part.to_json()
+        text = part(record).to_json()
         target.writer.write(FileImage.of(part_file(rank), [text]), target.directory, durable=False)
         checksum = xxhash.xxh3_64_hexdigest(text)
         return Written(transfer=transfer, file=image, checksum=checksum)
@@ -317,12 +311,7 @@ class DcpFormat:
         writer.write_many(images, staged.directory, sync_directory=False)
         staged.remove(map(part_file, numbers))
         records = [record_of(image, [("", image.size_bytes)]) for image in images]
-        pinned = tuple(part.pinned for part in parts)
-        manifest = made(
-            format=FORMAT,
-            files=(*(part.file for part in parts), *records),
-            offload=pinned if all(pinned) else None,
-        )
+        manifest = made(format=FORMAT, files=(*(part.file for part in parts), *records))
         staged.publish([manifest.to_json()])
         return manifest
 

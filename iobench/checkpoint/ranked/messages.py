@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import msgspec
 import xxhash
 
-from iobench.checkpoint.manifest import FileRecord, Manifest, PinnedGeneration
+from iobench.checkpoint.manifest import FileRecord, Manifest
 from iobench.errors import DataMismatchError
 from iobench.ranks.together import JobRanks
 from iobench.writers.blocks import interpreter_end
@@ -32,8 +32,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """The file of one rank with the checksums of its pieces: the tensors, then the `values`.
 
     Those are the paths of plain values in the state. `skeleton` is that of this rank; None if it is
-    that of rank 0, except for `own`, this rank's values of each PerRank. `pinned` is the
-    generation of an offloaded optimizer that this rank has as well.
+    that of rank 0, except for `own`, this rank's values of each PerRank.
     """
 
     rank: int
@@ -42,7 +41,6 @@ class Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     values: tuple[tuple[str | int, ...], ...]
     skeleton: Any
     own: list[Any]
-    pinned: PinnedGeneration | None = None
 
     def to_json(self) -> bytes:
         return msgspec.json.encode(self)
