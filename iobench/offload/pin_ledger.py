@@ -2,21 +2,40 @@
 
 from __future__ import annotations
 
+import contextlib
+import secrets
 import threading
 import warnings
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
-from iobench.checkpoint.manifest import MANIFEST, Manifest, PinnedGeneration
+import xxhash
+
+from iobench import linux
+from iobench.checkpoint.manifest import MANIFEST, FileRecord, Manifest, PinnedGeneration
 from iobench.checkpoint.place import RemoteCopyOf
 from iobench.checkpoint.retention import KeepLast, Retention, outlines, readable_manifest
 from iobench.checkpoint.save import Save
 from iobench.checkpoint.store import CheckpointStore, DirectoryStore
-from iobench.errors import DataMismatchError, OptionError, UsageError, transfer_errors
-from iobench.offload.held_pins import HeldPins
+from iobench.errors import (
+    DataMismatchError,
+    OptionError,
+    StateMismatchError,
+    TransferError,
+    UsageError,
+    transfer_errors,
+)
+from iobench.offload.exported import ExportedState, SlotsFile, description_of, file_of
+from iobench.offload.files import read_layout
+from iobench.offload.groups import kind_of, put_values, specs_of
+from iobench.offload.record import RECORDS, GenerationRecord, Pin, read_records, record_of_pin
+from iobench.offload.restore import HeldPin
 from iobench.offload.state import OptimizerState
 from iobench.ranks.world import World
 from iobench.remote.remote import Remote
+from iobench.remote.source_file import LocalDamageError
+from iobench.writers.base import Writer
 from iobench.writers.image import FileImage
 from iobench.writers.local.new_file import sync_directory
 
@@ -27,18 +46,18 @@ class PinLedger:
     """The pins of an optimizer that checkpoints name, or that pending saves will name.
 
     It is the SaveParticipant of `Checkpointer(..., offload=optimizer)`: each save pins the state,
-    which copies nothing, and its manifest names the pin.
+    which copies nothing, and its manifest names the pin. A PinnedFiles for its drain.
 
     A pin is released when no manifest names it: after a save that was not committed, and after
     the removal of its checkpoint is durable. So a manifest never names a generation that is gone,
     however the process ends. Pins that a killed process left without a manifest are released by
-    `start`. Only `durable` and `ended` are called by another thread than the trainer's.
+    `start`. Another thread than the trainer's calls `durable`, `ended` and `open_file`.
     """
 
     exports = False
 
     def __init__(self, state: OptimizerState) -> None:
-        self._state, self._pins = state, HeldPins(state)
+        self._state, self._layout = state, state.running().layout
         self._lock = threading.Lock()
         self._named: dict[int, str] = {}
         self._pending: dict[str, Save] = {}
@@ -63,7 +82,7 @@ class PinLedger:
             )
         if placed:
             raise OptionError("offload: not with placement; a generation is in local storage first")
-        most = self._pins.most
+        most = self._layout.pins
         if keep is None or (isinstance(keep, KeepLast) and keep.count >= most):
             kept = "keeps all checkpoints" if keep is None else f"keeps {keep.count}"
             raise OptionError(
@@ -76,9 +95,10 @@ class PinLedger:
         if not isinstance(store, DirectoryStore):
             raise OptionError(f"offload: {store} must be a directory")
         self._store, self.exports = store, drain is not None
-        self._owner = str(store.directory)
+        owner = str(store.directory).encode(errors="surrogateescape")
+        self._owner = xxhash.xxh3_64_hexdigest(owner)
         if drain is not None:
-            drain.offload = self._pins
+            drain.offload = self
 
     def start(self) -> None:
         """Read all manifests; release the pins that this directory held for none of them."""
@@ -89,8 +109,11 @@ class PinLedger:
             elif one.offload is not None:
                 self._named[step] = one.offload.pin
         named = set(self._named.values())
-        for pin, own in self._pins.found(self._owner):
-            if pin.name in named or (own and pin.step not in unread):
+        self._wait()
+        held = [pin for pin in self._state.running().store.pins if pin.name]
+        self._state.held.update(pin.name for pin in held)
+        for pin in held:
+            if pin.name in named or (pin.owner == self._owner and pin.step not in unread):
                 self._own.add(pin.name)
             else:
                 self._others += 1
@@ -108,14 +131,14 @@ class PinLedger:
                 self.sweep()
         if self.full:
             raise UsageError(
-                f"all pins={self._pins.most} of the offloaded optimizer belong to checkpoints; "
+                f"all pins={self._layout.pins} of the offloaded optimizer belong to checkpoints; "
                 "construct it with more pins, or keep fewer checkpoints"
             )
 
     @property
     def full(self) -> bool:
         """Whether no pin is left."""
-        return len(self._own) + self._others >= self._pins.most
+        return len(self._own) + self._others >= self._layout.pins
 
     def added_to(self, state: Any) -> Any:
         """The files of a checkpoint have nothing of it."""
@@ -123,7 +146,8 @@ class PinLedger:
 
     def hold(self, save: Save) -> None:
         """Pin the state after the last step for `save`. Waits for nothing."""
-        name = self._pins.hold(save.step, self._owner)
+        name = secrets.token_hex(8)
+        self._state.pin(Pin(save.step, name, self._owner))
         with self._lock:
             self._own.add(name)
             self._pending[name] = save
@@ -133,11 +157,50 @@ class PinLedger:
 
         Raises TransferError when it never will be.
         """
-        pinned = self._pins.durable(self._name(save))
-        if not self.exports:
-            return pinned, []
-        pinned, described = self._pins.export(pinned)
-        return pinned, [described]
+        name = self._name(save)
+        record = self._record(name)
+        if record is None:
+            raise TransferError(
+                f"{self._state.directory}: the offload engine ended before the generation was "
+                "durable"
+            )
+        pinned = PinnedGeneration(
+            directory=str(self._state.directory),
+            pin=name,
+            generation=record.generation,
+            updates=record.updates,
+            files=(file_of(self._layout, record),) if self.exports else (),
+        )
+        return pinned, [description_of(self._layout, record)] if self.exports else []
+
+    def _record(self, name: str) -> GenerationRecord | None:
+        """Wait until the pin is durable or the engine has ended; return its record."""
+        engine = self._state.engine
+        found = None if engine is None else engine.wait_for_pin(name)
+        if found is None:  # the optimizer is closed: what became durable before is in its files
+            path = self._state.directory / RECORDS
+            with transfer_errors("syncing", path):  # a sync that failed may have been the last
+                linux.sync_file(path)
+            records = read_records(self._state.directory, self._layout)
+            found = _pinned_record(records, name)
+        return found
+
+    def open_file(self, pinned: PinnedGeneration, record: FileRecord) -> SlotsFile:
+        """Open the file `record` of a pinned generation, for a remote tier.
+
+        Raises LocalDamageError when the generation is gone or damaged.
+        """
+        directory = self._state.directory
+        try:
+            layout = read_layout(directory)
+            found = _pinned_record(read_records(directory, layout), pinned.pin)
+        except (TransferError, DataMismatchError, UsageError) as error:
+            raise LocalDamageError(str(error)) from error
+        if found is None or found.damaged or file_of(layout, found) != record:
+            raise LocalDamageError(
+                f"{directory}: the generation of pin {pinned.pin} is gone, or damaged"
+            )
+        return SlotsFile(directory, layout, found)
 
     def ended(self, save: Save) -> None:
         """The commit of `save` has ended. If its checkpoint exists, the pin belongs to it."""
@@ -160,7 +223,11 @@ class PinLedger:
     def settle(self) -> None:
         """Wait until the pins of pending saves are durable. Raises the failure of the engine."""
         if self._pending:
-            self._pins.wait()
+            self._wait()
+
+    def _wait(self) -> None:
+        if not self._state.closed:
+            self._state.settled().wait()
 
     def sweep(self) -> None:
         """Release the pins that no checkpoint and no pending save needs. Waits for no pin."""
@@ -177,7 +244,8 @@ class PinLedger:
             return
         if not synced:
             self._sync()
-        self._pins.release(free)
+        self._state.settled().unpin(sorted(free))
+        self._state.held.difference_update(free)
         self._own -= free
         with self._lock:
             self._gone -= free
@@ -195,7 +263,9 @@ class PinLedger:
                 "ranks, whose checkpoints a job of ranks loads"
             )
         try:
-            self._pins.restore(pinned)
+            if not self._is_here(pinned):
+                self._state.close()
+                self._state.resume(HeldPin(pinned.pin))
         except DataMismatchError as error:
             exported = remote_copy is not None and all(one.files for one in manifest.pinned)
             found = remote_copy(manifest) if exported and remote_copy is not None else None
@@ -206,7 +276,39 @@ class PinLedger:
                 RuntimeWarning,
                 stacklevel=3,
             )
-            self._pins.restore_files(manifest, *found)
+            self._restore_files(manifest, *found)
+
+    def _is_here(self, pinned: PinnedGeneration) -> bool:
+        """Whether `resume` has just taken this generation."""
+        state, taken = self._state, self._state.restored
+        if state.closed or taken is None:
+            return False
+        now = state.settled().updates
+        same = (taken.generation, taken.updates) == (pinned.generation, now)
+        return same and state.untouched
+
+    def _restore_files(self, manifest: Manifest, location: str | Path, writer: Writer) -> None:
+        """Go on from the files of a checkpoint at `location`; fill the parameters.
+
+        They become the newest generation here, durable on return. Reads and compares all of the
+        state. Raises DataMismatchError for damage, StateMismatchError for another model, UsageError
+        for another optimizer, TransferError. The optimizer is closed then.
+        """
+        state, source = self._state, ExportedState(manifest, location, writer)
+        source.layout.check_same(specs_of(state.groups), source.where)
+        if len(source.groups) != len(state.groups):
+            counts = f"{len(state.groups)} of them", f"{len(source.groups)} of them"
+            raise StateMismatchError(source.where, misshaped={"parameter groups": counts})
+        if (kind := kind_of(source.groups[0])) != state.kind:
+            raise UsageError(f"{source.where} has the state of {kind}, not of {state.kind}")
+        state.reopen()
+        try:
+            put_values(state.groups, source.groups)
+            state.replace(source, source.updates)
+        except BaseException:
+            with contextlib.suppress(TransferError):  # of the error that is being raised
+                state.close()
+            raise
 
     def _removed(self) -> set[str]:
         """Forget the checkpoints that were removed; return their pins. Needs the lock."""
@@ -223,3 +325,10 @@ class PinLedger:
         """Make removals durable: a power cut must not bring back a checkpoint without its pin."""
         with transfer_errors("removing", self._store.directory):
             sync_directory(self._store.directory)
+
+
+def _pinned_record(records: list[GenerationRecord], name: str) -> GenerationRecord | None:
+    for pin in records[0].pins if records else ():
+        if pin.name == name:
+            return record_of_pin(records, pin)
+    return None
