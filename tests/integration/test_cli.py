@@ -36,21 +36,6 @@ Command = Callable[..., "subprocess.CompletedProcess[str]"]
 
 DOCS = Path(__file__).parents[2] / "docs/cli.md"
 EXAMPLE = Path(__file__).parents[1] / "unit/results/example.jsonl"
-VERBS = (
-    "run",
-    "autotune",
-    "writers",
-    "doctor",
-    "show",
-    "compare",
-    "train",
-    "plan",
-    "reproduce",
-    "exec",
-    "workloads",
-    "workloads list",
-    "workloads show",
-)
 NOBODY = 65534
 _BY_HAND = ("plan", "--nodes", "8", "--save", "30s", "--restore", "1min")
 
@@ -102,7 +87,13 @@ def test_uploads_of_any_age() -> None:
 # The answer of every verb.
 
 
-@pytest.mark.parametrize("verb", VERBS)
+def _verbs(command: Any, path: str = "") -> Iterator[str]:
+    for name, below in getattr(command, "commands", {}).items():
+        yield (verb := f"{path} {name}".strip())
+        yield from _verbs(below, verb)
+
+
+@pytest.mark.parametrize("verb", [*_verbs(get_command(app))])
 def test_help_of_every_verb(iobench_inside: Command, verb: str) -> None:
     """`-h` is printed on stdout, names its verb, and exits with 0."""
     done = iobench_inside(*verb.split(), "-h")
