@@ -6,8 +6,6 @@ import errno
 import os
 import stat
 
-__all__ = ["kind_of", "open_regular", "read_regular"]
-
 _KINDS = {
     stat.S_IFDIR: "a directory",
     stat.S_IFIFO: "a pipe",

@@ -6,9 +6,6 @@ import json
 import re
 from typing import Any
 
-__all__ = ["one_line", "parse_json", "printable", "printable_values"]
-
-
 # C0 and C1 controls command a terminal; line separators and bidirectional controls reorder its
 # text; a lone surrogate cannot be encoded. `str.isprintable` also rejects spaces and joiners that
 # some languages need in names: those stay.

@@ -12,11 +12,6 @@ from fractions import Fraction
 
 from iobench.errors import OptionError
 
-__all__ = [
-    "DurationForm",
-    "duration_form",
-]
-
 KIB, MIB, GIB, TIB = 2**10, 2**20, 2**30, 2**40
 
 _BINARY = {"": 1, "k": KIB, "m": MIB, "g": GIB, "t": TIB}

@@ -12,11 +12,6 @@ from typing import Any
 from iobench.environment.machine import part_of
 from iobench.units import KIB, format_rate, format_size
 
-__all__ = [
-    *("Fact", "device_words", "machine_facts", "machine_words", "main_facts", "storage_facts"),
-    *("storage_line", "storage_words"),
-]
-
 
 @dataclass(frozen=True)
 class Fact:

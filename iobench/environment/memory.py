@@ -14,14 +14,8 @@ from iobench.environment.mounts import Mount, parse_mountinfo
 from iobench.units import MIB
 
 _VM = (
-    "dirty_ratio",
-    "dirty_background_ratio",
-    "dirty_bytes",
-    "dirty_background_bytes",
-    "dirty_expire_centisecs",
-    "dirty_writeback_centisecs",
-    "swappiness",
-    "overcommit_memory",
+    *("dirty_ratio", "dirty_background_ratio", "dirty_bytes", "dirty_background_bytes"),
+    *("dirty_expire_centisecs", "dirty_writeback_centisecs", "swappiness", "overcommit_memory"),
 )
 _CLEAR_REFS = Path("/proc/self/clear_refs")
 _REPORTING = 5  # linux/virtio_balloon.h

@@ -14,38 +14,12 @@ from pathlib import Path, PurePosixPath
 _ESCAPE = re.compile(r"\\([0-7]{3})")
 
 _NETWORK = {
-    "9p",
-    "afs",
-    "beegfs",
-    "ceph",
-    "cifs",
-    "gfs2",
-    "gpfs",
-    "lustre",
-    "nfs",
-    "nfs4",
-    "ocfs2",
-    "orangefs",
-    "smb3",
-    "smbfs",
-    "wekafs",
+    *("9p", "afs", "beegfs", "ceph", "cifs", "gfs2", "gpfs", "lustre", "nfs", "nfs4", "ocfs2"),
+    *("orangefs", "smb3", "smbfs", "wekafs"),
 }
 _LOCAL = {
-    "bcachefs",
-    "btrfs",
-    "exfat",
-    "ext2",
-    "ext3",
-    "ext4",
-    "f2fs",
-    "jfs",
-    "msdos",
-    "nilfs2",
-    "ntfs3",
-    "reiserfs",
-    "vfat",
-    "xfs",
-    "zfs",
+    *("bcachefs", "btrfs", "exfat", "ext2", "ext3", "ext4", "f2fs", "jfs", "msdos", "nilfs2"),
+    *("ntfs3", "reiserfs", "vfat", "xfs", "zfs"),
 }
 _MEMORY = {"tmpfs", "ramfs", "devtmpfs", "hugetlbfs"}
 

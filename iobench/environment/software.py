@@ -14,20 +14,8 @@ import iobench
 from iobench.environment.kernelfs import read_text
 
 PACKAGES = (
-    "torch",
-    "numpy",
-    "safetensors",
-    "pandas",
-    "pydantic",
-    "xxhash",
-    "pyuring",
-    "boto3",
-    "awscrt",
-    "lightning",
-    "transformers",
-    "accelerate",
-    "deepspeed",
-    "runai-model-streamer",
+    *("torch", "numpy", "safetensors", "pandas", "pydantic", "xxhash", "pyuring", "boto3"),
+    *("awscrt", "lightning", "transformers", "accelerate", "deepspeed", "runai-model-streamer"),
     "torch-checkpointing",
 )
 

@@ -10,8 +10,6 @@ from iobench import linux
 from iobench.environment.mounts import mount_of
 from iobench.units import KIB
 
-__all__ = ["BY_A_LIBRARY", "PROBE_BYTES", "try_sync"]
-
 BY_A_LIBRARY = "fsync of the C library does nothing: a preloaded library replaces it"
 PROBE_BYTES = 256 * KIB  # more than a file system writes for the metadata of one file
 _NO_CACHESTAT = {errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM}

@@ -49,8 +49,6 @@ from iobench.writers.base import Writer
 from iobench.writers.image import Bytes
 from iobench.writers.s3_store.target import is_s3
 
-__all__ = ["ExportReport", "export"]
-
 _SHORT = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 _LEAST_MEMORY, _PARTS, _LARGEST_PIECE = 128 * MIB, 16, 32 * MIB
 _DEADLINE_S = 24 * 3600.0

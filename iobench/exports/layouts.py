@@ -31,11 +31,6 @@ from iobench.workloads.layouts.hf_export import split_shards
 from iobench.workloads.specs import TensorSpec
 from iobench.writers.image import Bytes, FileImage
 
-__all__ = [
-    *("ExportFile", "ExportFormat", "ExportTensor"),
-    *("files_of", "index_of", "readable_values", "tensors_of"),
-]
-
 ExportFormat = Literal["safetensors", "torch", "dcp"]
 
 _INDEX = "model.safetensors.index.json"

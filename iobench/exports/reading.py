@@ -28,8 +28,6 @@ from iobench.verification.inventory import (
 from iobench.verification.reading import FileRange, read_ahead
 from iobench.writers.image import Bytes
 
-__all__ = ["bytes_of", "check_fits", "checksums_of", "read_tensors"]
-
 _GAP = MIB  # smaller gaps between two pieces are read, not skipped
 _Key = tuple[str, int, int]
 _Box = tuple[tuple[int, int], ...]

@@ -34,8 +34,6 @@ from iobench.verification.inventory import ListedTensor, TensorPart, VerifyInven
 from iobench.verification.verify import inventory_of
 from iobench.writers.base import StoredReader, Writer
 
-__all__ = ["ExportSource", "StoredValue"]
-
 
 class _Entry(NamedTuple):
     path: StatePath

@@ -24,8 +24,6 @@ from iobench.writers.local.new_file import (
 )
 from iobench.writers.removal import remove_tree
 
-__all__ = ["StagedDirectory", "remove_killed", "shared_token"]
-
 _TRIES = 100
 _PATIENCE_S = 60.0
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}

@@ -11,8 +11,6 @@ from isal import isal_zlib
 from iobench.formats.many_parts import PartsImage
 from iobench.writers.image import AnyMemory, HostBytes
 
-__all__ = ["CheckedImage", "RunningChecksums"]
-
 
 class RunningChecksums:
     """CRC32s of parts of a file. Each is in the file before a writer takes a byte after its part.

@@ -7,9 +7,6 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = ["collector_paused"]
-
-
 _pauses: list[None] = []
 """One for each body under way that has turned the collector off; shared by threads, no lock."""
 

@@ -26,8 +26,6 @@ from iobench.formats.torch_tensor import Settings, TensorFile
 from iobench.writers.device.staging import DeviceCopies, StagedImage
 from iobench.writers.image import AnyMemory, Bytes, FileImage, HostBytes, WrappedImage
 
-__all__ = ["ALIGNMENT", "DcpFile", "DcpItem"]
-
 ALIGNMENT = 64
 """Of the data in the file, like in a file of torch.save: for fast copies."""
 _GROUP = 16 << 20

@@ -13,8 +13,6 @@ from iobench.units import KIB
 from iobench.writers.blocks.pages import pages_to_read_into
 from iobench.writers.image import AnyMemory, Bytes, FileImage
 
-__all__ = ["RUN_BYTES", "FileMemory"]
-
 RUN_BYTES = 256 * KIB
 """The most memory that a tensor keeps of its neighbours. A run costs 4 us, a part in it 0.2 us."""
 

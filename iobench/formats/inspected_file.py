@@ -13,8 +13,6 @@ from iobench.writers.base import LocalSource, Source
 from iobench.writers.device.base import DeviceBytes
 from iobench.writers.image import FileImage
 
-__all__ = ["Inspectable", "InspectedFile"]
-
 
 class Inspectable(Protocol):
     """A Writer or a CopyReader: what opens files to inspect them."""

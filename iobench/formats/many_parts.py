@@ -19,8 +19,6 @@ from iobench import linux
 from iobench.writers.device.base import DeviceBytes
 from iobench.writers.image import AnyMemory, Bytes, FileImage, Segment
 
-__all__ = ["ManyParts", "Numbers", "PartsImage", "ScatteredImage", "WindowImage"]
-
 Numbers = np.ndarray[Any, np.dtype[np.int64]]
 """Addresses or lengths."""
 

@@ -21,8 +21,6 @@ from iobench.writers.base import Writer
 from iobench.writers.image import Bytes, FileImage, Ranges
 from iobench.writers.transfer import Transfer
 
-__all__ = ["SafetensorsFile", "TensorInFile"]
-
 _KEPT_RUNS = 16
 
 

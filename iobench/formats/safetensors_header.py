@@ -17,8 +17,6 @@ from json.encoder import encode_basestring as _quoted
 from math import prod
 from operator import itemgetter
 
-__all__ = ["ALIGNMENT", "DTYPES", "METADATA", "file_order", "file_size", "header_bytes"]
-
 ALIGNMENT = 8
 """Alignment of the data section in bytes; the JSON is padded to it."""
 

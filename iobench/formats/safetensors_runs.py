@@ -18,8 +18,6 @@ from iobench.formats.safetensors_header import DTYPES, METADATA
 from iobench.formats.tensors import array_dtype, torch_dtype
 from iobench.text import parse_json
 
-__all__ = ["Kind", "TensorRun", "metadata_of", "runs_of", "tensors_of"]
-
 _CODES = {code: (name, item_bytes) for name, (code, item_bytes) in DTYPES.items()}
 _INTEGERS = frozenset((int,))
 _PACKED = "F4"

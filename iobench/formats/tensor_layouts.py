@@ -18,18 +18,6 @@ from iobench.formats.many_parts import Numbers, ScatteredImage
 from iobench.formats.tensors import dtype_name, resolved
 from iobench.writers.image import Bytes
 
-__all__ = [
-    "FileLayout",
-    "Located",
-    "TensorLayouts",
-    "all_plain",
-    "are_strided",
-    "located",
-    "located_dense",
-    "numbers",
-    "reach_bytes",
-]
-
 _PLAIN = {torch.Tensor, torch.nn.Parameter}
 
 

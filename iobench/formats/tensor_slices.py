@@ -24,8 +24,6 @@ from iobench.writers.blocks.pages import pages_to_read_into
 from iobench.writers.image import AnyMemory, Bytes, Ranges
 from iobench.writers.transfer import Meter
 
-__all__ = ["GAP_BYTES", "CutImage", "CutPart", "Span", "room_for", "rows_of", "spans"]
-
 GAP_BYTES = MIB
 """Smaller gaps between ranges of a file are read, not skipped: a request costs as much."""
 

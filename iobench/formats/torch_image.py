@@ -33,8 +33,6 @@ from iobench.formats.torch_layout import SparseText, TorchLayout
 from iobench.formats.torch_zip import Recorded
 from iobench.writers.image import FileImage
 
-__all__ = ["crc32_setting", "image", "is_like_stock", "layout", "stream_layout"]
-
 _NO_STORAGES = frozenset(
     {
         *(str, bytes, int, float, bool, type(None), tuple, list, dict, OrderedDict, type),

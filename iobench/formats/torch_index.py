@@ -21,8 +21,6 @@ from iobench.formats.inspected_file import InspectedFile
 from iobench.formats.torch_zip import ZipDirectory
 from iobench.writers.base import Source
 
-__all__ = ["DAMAGE", "TorchIndex", "unpickled"]
-
 _OTHER = LoadEndianness.BIG if sys.byteorder == "little" else LoadEndianness.LITTLE
 
 DAMAGE = (

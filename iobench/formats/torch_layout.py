@@ -20,8 +20,6 @@ from iobench.formats.torch_zip import HASH_DIGITS, Recorded, ZipDirectory, ZipTe
 from iobench.writers.base import BytesSource
 from iobench.writers.image import AnyMemory, Bytes, FileImage
 
-__all__ = ["Missing", "SparseText", "TorchLayout", "torch_ending"]
-
 _CHECKSUM = struct.Struct("<L")
 _CRC_OF_DESCRIPTOR = 4  # APPNOTE 4.3.9
 _CRC_OF_ENTRY = 16  # APPNOTE 4.3.12

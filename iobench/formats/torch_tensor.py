@@ -21,8 +21,6 @@ from iobench.units import MIB
 from iobench.writers.blocks.pages import fresh_pages
 from iobench.writers.image import Bytes
 
-__all__ = ["Settings", "TensorFile", "file_parts", "settings", "template", "view"]
-
 _LARGEST = MIB  # a larger tensor takes longer to store than torch takes for its file
 
 

@@ -19,8 +19,6 @@ from zipfile import ZIP_STORED, BadZipFile
 if TYPE_CHECKING:
     from iobench.writers.base import Source
 
-__all__ = ["HASH_DIGITS", "Recorded", "ZipDirectory", "ZipText", "hash_combine", "zip_bytes"]
-
 ALIGNMENT = 64
 """Of the data of each record, by default."""
 

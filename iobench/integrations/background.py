@@ -30,8 +30,6 @@ from iobench.writers.blocks.channel import Lease
 from iobench.writers.image import Bytes
 from iobench.writers.s3_store.target import is_s3
 
-__all__ = ["BackgroundFiles", "absolute"]
-
 _REMEMBERED = 1000  # length of `saves`
 
 

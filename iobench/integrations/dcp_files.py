@@ -14,8 +14,6 @@ from iobench.writers.config import WriterLike
 from iobench.writers.removal import remove_file
 from iobench.writers.transfer import Transfer
 
-__all__ = ["DcpFiles", "DcpLocation", "DcpStorage"]
-
 DcpLocation = str | os.PathLike[str]
 
 

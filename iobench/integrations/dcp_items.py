@@ -19,8 +19,6 @@ from iobench.writers.device.cuda import cuda_device
 from iobench.writers.device.staging import DeviceCopies
 from iobench.writers.stream import BlockStream
 
-__all__ = ["ItemStream", "gpu_copies", "on_host"]
-
 _AT_ONCE = MIB
 _LARGE = 64 * KIB
 _AHEAD = 64 * MIB

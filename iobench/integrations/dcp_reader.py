@@ -39,8 +39,6 @@ from iobench.writers.blocks.pages import pages_to_read_into
 from iobench.writers.config import WriterLike
 from iobench.writers.image import Bytes
 
-__all__ = ["StorageReader"]
-
 _View = Callable[[MetadataIndex, Bytes], torch.Tensor | None]
 _AT_ONCE = 64 * MIB
 _DAMAGE = (

@@ -37,8 +37,6 @@ from iobench.writers.config import WriterLike
 from iobench.writers.device.staging import DeviceCopies
 from iobench.writers.transfer import Transfer
 
-__all__ = ["METADATA", "StorageWriter", "metadata_name"]
-
 METADATA = ".metadata"
 
 _LEAVING_S = 5.0

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-__all__ = ["commit_decoupled"]
-
 
 def commit_decoupled(models: Iterable[Any]) -> None:
     """Let the DeepSpeed engines among `models` commit their background saves now.

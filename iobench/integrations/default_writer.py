@@ -11,11 +11,6 @@ from iobench.errors import UnavailableError, UsageError
 from iobench.writers.base import Writer
 from iobench.writers.config import WriterLike, writer_of
 
-__all__ = [
-    *("CONFIG", "EXEC"),
-    *("chosen_writer", "redirected_writer", "set_default_writer"),
-]
-
 EXEC = "IOBENCH_EXEC"
 """Environment variable of `iobench exec`: the directory that contains `CONFIG`."""
 CONFIG = "writer.toml"

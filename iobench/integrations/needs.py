@@ -7,8 +7,6 @@ import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = ["needs"]
-
 
 @contextmanager
 def needs(package: str, requirement: str) -> Iterator[None]:

@@ -9,8 +9,6 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
-__all__ = ["Replaced", "bypass", "bypass_reason", "bypassed", "put_back", "replace"]
-
 Replaced = tuple[dict[str, Any], str, Any]
 """(namespace of a module, name in it, original function)."""
 

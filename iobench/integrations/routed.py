@@ -20,8 +20,6 @@ from iobench.integrations import safetensors_dropins, torch_dropins
 from iobench.integrations.replacing import Replaced, bypassed, put_back, replace
 from iobench.writers.base import Writer
 
-__all__ = ["routed"]
-
 
 class _Route(threading.local):
     """This thread's writer, and the directory whose files it saves; no writer by default."""

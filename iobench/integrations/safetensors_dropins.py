@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from iobench.ranks.restore_plan import RestoreMode
     from iobench.writers.transfer import Transfer
 
-__all__ = ["load_file", "load_sharded", "safe_open", "save_file"]
-
 
 def save_file(
     tensors: dict[str, torch.Tensor],

@@ -28,8 +28,6 @@ from iobench.writers.base import Writer
 from iobench.writers.s3_store.target import is_s3
 from iobench.writers.transfer import Transfer
 
-__all__ = ["NAME", "OpenFile", "opened"]
-
 NAME = "safetensors.safe_open"
 _TORCH = ("pt", "torch", "pytorch")
 _PLAIN = (int, np.integer, slice, EllipsisType, NoneType)

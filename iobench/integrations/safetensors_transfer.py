@@ -30,8 +30,6 @@ from iobench.integrations.stock_path import StockPath, Unsupported, path_of
 from iobench.writers.base import Writer
 from iobench.writers.transfer import Transfer
 
-__all__ = ["SaveFileError", "check_memory", "load", "prepare_save"]
-
 _PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
 

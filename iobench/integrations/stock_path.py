@@ -19,11 +19,6 @@ from iobench.writers.base import Writer
 from iobench.writers.s3_store.errors import status_of
 from iobench.writers.s3_store.target import is_s3
 
-__all__ = [
-    *("Unsupported", "NotPicklable", "StockPath"),
-    *("check_stock_can_load", "check_stock_can_save", "log_fallback", "path_of"),
-]
-
 _log = logging.getLogger("iobench")
 _SPARE_BYTES = 16 * 2**20  # for the file system's own metadata
 _KINDS = {"s3": "buckets", "file": "files"}

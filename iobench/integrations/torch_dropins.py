@@ -24,8 +24,6 @@ from iobench.integrations.stock_path import (
 )
 from iobench.writers.config import WriterLike
 
-__all__ = ["load", "save"]
-
 
 def save(
     obj: object,

@@ -34,8 +34,6 @@ from iobench.writers.base import ImageSource, Writer
 from iobench.writers.image import Bytes, FileImage
 from iobench.writers.transfer import Transfer
 
-__all__ = ["load", "prepare_save"]
-
 _Write = Callable[[], Transfer]
 
 

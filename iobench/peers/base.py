@@ -16,8 +16,6 @@ from iobench.writers.options import WriterOptions
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["OWN_SERVER", "NoOptions", "Peer", "State", "endpoint_url", "region"]
-
 OWN_SERVER = "IOBENCH_S3_SERVER"
 """Environment variable with the name of the server that this process started, if any."""
 

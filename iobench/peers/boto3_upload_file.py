@@ -14,8 +14,6 @@ from iobench.writers.base import Availability
 from iobench.writers.options import WriterOptions, option
 from iobench.writers.s3_store.target import S3Target
 
-__all__ = ["Boto3UploadFile"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Boto3UploadFileOptions(WriterOptions):

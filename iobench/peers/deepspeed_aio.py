@@ -29,8 +29,6 @@ from iobench.writers.options import WriterOptions, option
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["DeepspeedAio", "is_built"]
-
 _log = logging.getLogger("iobench")
 _DATA, _INDEX = "data", "index.json"  # the two files in the directory of one state
 _BUILD_S, _LOAD_S = 1200.0, 60.0  # one of its files was compiled for 400 s on a busy machine

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from iobench.peers.base import Peer, State
 from iobench.writers.options import WriterOptions, option
 
-__all__ = ["Fastsafetensors"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class FastsafetensorsOptions(WriterOptions):

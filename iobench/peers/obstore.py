@@ -12,8 +12,6 @@ from iobench.units import MIB
 from iobench.writers.options import WriterOptions, option
 from iobench.writers.s3_store.target import S3Target
 
-__all__ = ["Obstore"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class ObstoreOptions(WriterOptions):

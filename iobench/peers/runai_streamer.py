@@ -9,8 +9,6 @@ from iobench.peers.base import Peer, State
 from iobench.writers.base import Availability
 from iobench.writers.options import WriterOptions, option
 
-__all__ = ["RunaiStreamer"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class RunaiStreamerOptions(WriterOptions):

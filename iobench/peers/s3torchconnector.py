@@ -12,8 +12,6 @@ from iobench.units import MIB
 from iobench.writers.base import Availability
 from iobench.writers.options import WriterOptions, option
 
-__all__ = ["S3TorchConnector"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class S3TorchConnectorOptions(WriterOptions):

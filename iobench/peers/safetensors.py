@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from iobench.peers.base import Peer, State
 from iobench.writers.options import WriterOptions, option
 
-__all__ = ["Safetensors"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class SafetensorsOptions(WriterOptions):

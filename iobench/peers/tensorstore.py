@@ -11,8 +11,6 @@ from iobench.writers.options import WriterOptions, option
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Tensorstore"]
-
 _WORDS = {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}
 """Bytes per element -> type of the stored arrays. They hold the bits of the tensors' elements."""
 

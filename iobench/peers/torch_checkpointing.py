@@ -10,8 +10,6 @@ from typing import Any
 from iobench.peers.base import Peer, State
 from iobench.writers.options import WriterOptions, option
 
-__all__ = ["TorchCheckpointing"]
-
 _ITEM = "model"
 
 

@@ -8,8 +8,6 @@ from typing import cast
 from iobench.peers.base import Peer, State
 from iobench.writers.options import WriterOptions, option
 
-__all__ = ["TorchSave"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class TorchSaveOptions(WriterOptions):

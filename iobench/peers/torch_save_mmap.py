@@ -5,8 +5,6 @@ from __future__ import annotations
 from iobench.peers.base import State
 from iobench.peers.torch_save import TorchSave
 
-__all__ = ["TorchSaveMmap"]
-
 
 class TorchSaveMmap(TorchSave):
     """`torch.load(mmap=True)` reads no data: a tensor's bytes are read when it is copied."""

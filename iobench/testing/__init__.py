@@ -19,12 +19,13 @@ and `local_s3` and `moto_s3` run servers that have a bucket:
 
 from __future__ import annotations
 
+from iobench.bench.targets.local_s3 import LocalS3, local_s3
 from iobench.testing.check import Check, Footprint, check
 from iobench.testing.content import BrokenImage, content, content_at, cut, empty_like
 from iobench.testing.expect import expect, expect_raises, expect_same
 from iobench.testing.harness import MakeWriter, WriterHarness
 from iobench.testing.killed_saves import KilledSaves, killed_saves
-from iobench.testing.s3 import Bucket, LocalS3, local_s3, moto_s3
+from iobench.testing.s3 import Bucket, moto_s3
 from iobench.testing.suite import check_writer, writer_checks
 from iobench.testing.target import Directory, TestTarget
 

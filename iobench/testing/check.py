@@ -21,8 +21,6 @@ from iobench.testing.harness import MakeWriter, WriterHarness
 from iobench.testing.target import Directory, TestTarget
 from iobench.writers.local import deferred_free
 
-__all__ = ["Check", "Footprint", "check"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Footprint:

@@ -11,8 +11,6 @@ import numpy as np
 from iobench.errors import TransferError
 from iobench.writers.image import Bytes, FileImage
 
-__all__ = ["BrokenImage", "content", "content_at", "cut", "empty_like"]
-
 _PERIOD = 1_048_583  # a prime, so that no two blocks of one size are equal
 
 

@@ -9,8 +9,6 @@ import numpy as np
 
 from iobench.writers.image import Bytes
 
-__all__ = ["expect", "expect_raises", "expect_same"]
-
 _E = TypeVar("_E", bound=BaseException)
 
 

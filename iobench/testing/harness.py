@@ -13,8 +13,6 @@ from iobench.writers.image import Bytes, FileImage
 from iobench.writers.stream import BlockStream
 from iobench.writers.transfer import Transfer
 
-__all__ = ["MakeWriter", "WriterHarness"]
-
 MakeWriter = Callable[[], Writer]
 """Returns a new writer under test, always with the same options."""
 

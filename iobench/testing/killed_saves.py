@@ -16,8 +16,6 @@ from typing import Any
 from iobench.testing import save_server
 from iobench.testing.expect import expect
 
-__all__ = ["KilledSaves", "killed_saves"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class _Moment:

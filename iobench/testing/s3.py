@@ -18,8 +18,6 @@ from iobench.writers.s3_store.client import S3Client
 from iobench.writers.s3_store.objects import S3Objects
 from iobench.writers.s3_store.target import S3Target
 
-__all__ = ["Bucket", "LocalS3", "local_s3", "moto_s3"]
-
 _T = TypeVar("_T")
 
 # The server writes the headers and the body of an answer on their own. Nagle's algorithm would hold

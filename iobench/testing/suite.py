@@ -18,8 +18,6 @@ from iobench.testing import (
 from iobench.testing.check import Check
 from iobench.testing.harness import MakeWriter
 
-__all__ = ["check_writer", "writer_checks"]
-
 _MODULES: tuple[ModuleType, ...] = (
     check_bytes,
     check_memory,

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-__all__ = ["Directory", "TestTarget"]
-
 _FUSE_RELEASES_WITHIN_S = 10.0
 
 

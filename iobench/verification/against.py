@@ -22,8 +22,6 @@ from iobench.verification.verify import inventory_of, writer_for
 from iobench.writers.base import Writer
 from iobench.writers.image import Bytes
 
-__all__ = ["verify_against"]
-
 
 def verify_against(
     path: str | Path,

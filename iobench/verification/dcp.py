@@ -20,8 +20,6 @@ from iobench.verification.file_tree import CachedSource, FileTree, Slice, unread
 from iobench.verification.inventory import ListedTensor, TensorPart, VerifyInventory
 from iobench.verification.tensor_files import Other, add_zip, spanned_bytes, tensors_of_zip
 
-__all__ = ["DATA", "METADATA", "add_directory", "read_metadata"]
-
 METADATA, DATA = ".metadata", ".distcp"
 
 _DATACLASSES = (

@@ -15,8 +15,6 @@ from iobench.verification.file_tree import FileTree, unreadable
 from iobench.verification.inventory import CheckedRange, VerifyInventory
 from iobench.verification.tensor_files import add_file, has_tensors
 
-__all__ = ["SIDECAR", "add_all", "add_record"]
-
 SIDECAR = "iobench-verify.json"
 """The file that `iobench verify --record` writes: a manifest of all files."""
 

@@ -17,8 +17,6 @@ from iobench.writers.base import RangeSource, Source, Writer
 from iobench.writers.image import Bytes
 from iobench.writers.s3_store.target import S3Target, is_s3
 
-__all__ = ["CachedSource", "FileTree", "Slice", "unreadable"]
-
 _BLOCK = 256 * 1024
 _BLOCKS = 16
 

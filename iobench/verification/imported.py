@@ -23,8 +23,6 @@ from iobench.writers.s3_store.target import is_s3
 if TYPE_CHECKING:
     from iobench.verification.inventory import ListedTensor, TensorPart, VerifyInventory
 
-__all__ = ["document_of", "is_path", "load_workload"]
-
 _YAML = (".yaml", ".yml")
 _BETWEEN = 4096
 """Bytes of a file that belong to no tensor and are no header: more are replayed as a tensor."""

@@ -11,16 +11,6 @@ from typing import Literal, NamedTuple
 
 from iobench.text import printable
 
-__all__ = [
-    "CheckedRange",
-    "ListedFile",
-    "ListedTensor",
-    "TensorPart",
-    "VerifyFinding",
-    "VerifyInventory",
-    "VerifyReport",
-]
-
 
 @dataclass(frozen=True, kw_only=True)
 class VerifyFinding:

@@ -22,8 +22,6 @@ from iobench.writers.blocks.channel import Channel, Lease
 from iobench.writers.blocks.pages import fresh_pages
 from iobench.writers.image import Bytes
 
-__all__ = ["FileRange", "Layer", "OnRead", "read_ahead", "read_all"]
-
 OnRead = Callable[[int, int], None]
 """Gets the bytes that were read, and those to read in all."""
 

@@ -26,8 +26,6 @@ from iobench.verification.inventory import (
 )
 from iobench.writers.base import Source
 
-__all__ = ["Other", "add_file", "add_zip", "has_tensors", "spanned_bytes", "tensors_of_zip"]
-
 _TENSORS = re.compile(
     r".*\.(safetensors|pt|pth|ckpt)|.*(model|optimizer|scheduler|training_args)[^/]*\.bin"
 )

@@ -12,8 +12,6 @@ from iobench.verification.inventory import CheckedRange, ListedFile, ListedTenso
 from iobench.verification.reading import Layer
 from iobench.writers.image import Bytes
 
-__all__ = ["ValueCounts"]
-
 _FLOATS: dict[str, tuple[str, int, int]] = {
     "float8_e5m2": ("u1", 0x7C, 0x03),
     "float16": ("u2", 0x7C00, 0x03FF),

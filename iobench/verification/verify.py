@@ -27,8 +27,6 @@ from iobench.writers.config import writer_of
 from iobench.writers.image import Bytes, FileImage
 from iobench.writers.s3_store.target import is_s3
 
-__all__ = ["inventory_of", "verify", "writer_for"]
-
 
 def verify(
     path: str | Path,

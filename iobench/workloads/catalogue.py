@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from iobench.workloads.layouts import Layout
     from iobench.workloads.schema import ArchEntry, LayoutEntry, ModelEntry
 
-__all__ = ["built", "load", "load_model", "names"]
-
 _DIRECTORY = Path(__file__).parent
 
 

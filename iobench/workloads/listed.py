@@ -20,8 +20,6 @@ from iobench.workloads.workload import Workload
 if TYPE_CHECKING:
     from iobench.workloads.schema import FileEntry
 
-__all__ = ["RESERVED", "ListedWorkload", "file_of", "line_of", "specs_of"]
-
 RESERVED = "manifest.json"
 """A run adds a file of this path to each checkpoint: no file of a workload has it."""
 

@@ -17,8 +17,6 @@ from iobench.units import format_size_exact, parse_size
 from iobench.workloads.layouts.layout import dcp_file, safetensors_file, torch_file
 from iobench.workloads.specs import FileFormat, FileSpec, TensorSpec
 
-__all__ = ["SUFFIXES", "Granularity", "Shape"]
-
 _KINDS = ("blob", "shard", "layer", "tensor")
 _SHARD_BYTES = 5 * 10**9  # transformers' max_shard_size
 _LAYER = re.compile(r"(?:^|[./])(?:layers?|h|blocks?)[./](\d+)(?:[./]|$)")

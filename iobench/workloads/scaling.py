@@ -14,8 +14,6 @@ from iobench.errors import UsageError
 from iobench.units import format_size, format_size_exact
 from iobench.workloads.models.model import Model
 
-__all__ = ["Scale", "scale_model"]
-
 _FEWEST_EXPERTS = 8  # with fewer, the tensors of a layer are no longer mostly those of experts
 _NEAR = 0.95
 """Combinations with at least this fraction of the largest size compete by kinds of blocks."""

@@ -13,21 +13,6 @@ from iobench.errors import WorkloadFileError
 from iobench.text import printable
 from iobench.workloads.specs import FileFormat
 
-__all__ = [
-    "SCHEMA",
-    "ArchEntry",
-    "FileEntry",
-    "InlineModelEntry",
-    "LayoutEntry",
-    "ModelEntry",
-    "StepTimeEntry",
-    "WorkloadEntry",
-    "problem",
-    "read_yaml",
-    "validate",
-    "write_yaml",
-]
-
 SCHEMA = "iobench.workload/1"
 
 Text = Annotated[str, Field(min_length=1)]

@@ -9,8 +9,6 @@ from typing import Literal
 
 from iobench.formats.safetensors_header import DTYPES
 
-__all__ = ["SAFETENSORS_METADATA", "FileFormat", "FileSpec", "TensorSpec", "dtype_bytes", "size_of"]
-
 FileFormat = Literal["safetensors", "torch", "dcp", "raw"]
 
 SAFETENSORS_METADATA = {"format": "pt"}

@@ -13,13 +13,6 @@ from math import prod
 from iobench.formats.torch_zip import zip_bytes
 from iobench.workloads.specs import TensorSpec
 
-__all__ = [
-    "archive_bytes",
-    "dict_pickle_bytes",
-    "single_tensor_archive_bytes",
-    "state_dict_archive_bytes",
-]
-
 _HEAD = ((".format_version", 1), (".storage_alignment", 2), ("byteorder", 6))
 _VERSION = ("version", 2)
 _TAIL = (_VERSION, (".data/serialization_id", 40))

@@ -14,8 +14,6 @@ from iobench.workloads.specs import FileSpec
 if TYPE_CHECKING:
     from iobench.workloads.layouts.layout import Layout
 
-__all__ = ["ModelWorkload", "StepTime", "Workload"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class StepTime:

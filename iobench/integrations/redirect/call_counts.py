@@ -14,8 +14,6 @@ from typing import Any
 
 from iobench.text import printable
 
-__all__ = ["CallCounts", "Count", "merged"]
-
 _CALLS = "calls.jsonl"
 _PROBLEM = ".problem"
 

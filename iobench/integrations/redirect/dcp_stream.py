@@ -16,8 +16,6 @@ from iobench.integrations.stock_path import StockPath, Unsupported, path_of
 from iobench.writers.base import Writer
 from iobench.writers.stream import BlockStream
 
-__all__ = ["dcp_stream"]
-
 _NAME = "torch.distributed.checkpoint.FileSystemWriter"
 
 

@@ -24,8 +24,6 @@ from iobench.writers.base import Writer
 from iobench.writers.config import dump_writer
 from iobench.writers.local.new_file import write_text
 
-__all__ = ["SCHEMA", "ExecOutcome", "launch", "report", "summary", "write_report"]
-
 SCHEMA = "iobench.exec/1"
 _HOOK = Path(__file__).with_name("hook")
 _FROM_TERMINAL = 128  # siginfo's SI_KERNEL

@@ -20,8 +20,6 @@ from iobench.integrations.redirect.redirect import Redirect, fallbacks_of, reaso
 from iobench.integrations.replacing import bypass, bypassed, replace
 from iobench.writers.transfer import Meter, Transfer
 
-__all__ = ["dcp", "safetensors", "safetensors_open", "torch"]
-
 
 def torch(module: ModuleType, counts: CallCounts) -> None:
     """Replace torch.save and torch.load in torch.serialization, before torch imports them."""

@@ -16,8 +16,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from iobench.integrations.redirect.call_counts import CallCounts
 
-__all__ = ["Watch", "begin"]
-
 
 def begin(session: str, problem: Callable[[str], None]) -> None:
     """Redirect the calls of this process, and write counts to the directory `session`.

@@ -21,8 +21,6 @@ from iobench.integrations.stock_path import (
 from iobench.writers.stream import BlockStream
 from iobench.writers.transfer import Transfer
 
-__all__ = ["Redirect", "fallbacks_of", "reason_of"]
-
 _NESTED = "made while another call was under way, for example by a signal handler"
 
 

@@ -24,8 +24,6 @@ from iobench.workloads.layouts.layout import (
 from iobench.workloads.models.model import Model, Parameter
 from iobench.workloads.specs import FileSpec, TensorSpec
 
-__all__ = ["DeepSpeedZero1", "DeepSpeedZero2", "DeepSpeedZero3"]
-
 _SUB_GROUP_ELEMENTS = 10**9  # DeepSpeed's default sub_group_size, counted in partitioned elements
 _PLACEHOLDER_BYTES = 519  # per tensor of model_states: 151 kB for 291 in a published checkpoint
 

@@ -29,8 +29,6 @@ from iobench.workloads.models.model import Model
 from iobench.workloads.specs import FileSpec, TensorSpec
 from iobench.workloads.torch_sizes import single_tensor_archive_bytes
 
-__all__ = ["FsdpDcp"]
-
 
 @dataclass(frozen=True, kw_only=True, config=CONFIG)
 class FsdpDcp(Layout):

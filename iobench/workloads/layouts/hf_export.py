@@ -26,8 +26,6 @@ from iobench.workloads.layouts.layout import (
 from iobench.workloads.models.model import Model
 from iobench.workloads.specs import FileSpec, TensorSpec
 
-__all__ = ["HfExport", "Size", "export_files", "split_shards"]
-
 Size = Annotated[
     int,
     BeforeValidator(lambda size: parse_size(size) if isinstance(size, str) else size),

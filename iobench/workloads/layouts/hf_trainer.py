@@ -25,8 +25,6 @@ from iobench.workloads.layouts.layout import (
 from iobench.workloads.models.model import Model
 from iobench.workloads.specs import FileSpec, TensorSpec
 
-__all__ = ["HfTrainer"]
-
 
 @dataclass(frozen=True, kw_only=True, config=CONFIG)
 class HfTrainer(Layout):

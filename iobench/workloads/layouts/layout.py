@@ -16,23 +16,6 @@ from iobench.workloads import torch_sizes
 from iobench.workloads.models.model import Model
 from iobench.workloads.specs import SAFETENSORS_METADATA, FileSpec, TensorSpec
 
-__all__ = [
-    "CONFIG",
-    "DTYPES",
-    "HF_FAMILIES",
-    "MAX_RANKS",
-    "MOE_FAMILIES",
-    "STEP",
-    "Layout",
-    "Ranks",
-    "dcp_file",
-    "dcp_metadata_file",
-    "index_file",
-    "raw_file",
-    "safetensors_file",
-    "torch_file",
-]
-
 CONFIG = ConfigDict(extra="forbid", strict=True)
 """pydantic configuration of every layout: no unknown fields, no silent conversions."""
 

@@ -13,8 +13,6 @@ from iobench.workloads.layouts.layout import CONFIG, DTYPES, STEP, Layout, Ranks
 from iobench.workloads.models.model import Model, Parameter
 from iobench.workloads.specs import FileSpec
 
-__all__ = ["Coordinates", "Megatron"]
-
 
 class Coordinates(NamedTuple):
     """Index of a rank in each kind of parallelism."""

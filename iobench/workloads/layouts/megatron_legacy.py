@@ -17,8 +17,6 @@ from iobench.workloads.layouts.megatron import Coordinates, Megatron
 from iobench.workloads.models.model import Model, Parameter
 from iobench.workloads.specs import FileSpec, TensorSpec
 
-__all__ = ["MegatronLegacy"]
-
 
 @dataclass(frozen=True, kw_only=True, config=CONFIG)
 class MegatronLegacy(Megatron):

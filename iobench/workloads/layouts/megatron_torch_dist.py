@@ -20,8 +20,6 @@ from iobench.workloads.layouts.megatron import Coordinates, Megatron
 from iobench.workloads.models.model import Model, Parameter
 from iobench.workloads.specs import FileSpec, TensorSpec
 
-__all__ = ["MegatronTorchDist"]
-
 _FILES_PER_RANK = 2
 _STATES = ("param", "exp_avg", "exp_avg_sq")
 

@@ -19,8 +19,6 @@ from iobench.workloads.layouts.layout import CONFIG, DTYPES, Layout, Ranks, raw_
 from iobench.workloads.models.model import Model, Parameter
 from iobench.workloads.specs import FileSpec, TensorSpec
 
-__all__ = ["MetaExport"]
-
 _EMBEDDING = "tok_embeddings.weight"
 _LAYER = {
     "self_attn.q_proj": "attention.wq",

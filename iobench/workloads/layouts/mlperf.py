@@ -21,8 +21,6 @@ from iobench.workloads.layouts.layout import CONFIG, DTYPES, STEP, Layout, Ranks
 from iobench.workloads.models.model import Model, Parameter
 from iobench.workloads.specs import FileSpec, TensorSpec
 
-__all__ = ["MlPerf"]
-
 
 @dataclass(frozen=True, kw_only=True, config=CONFIG)
 class MlPerf(Layout):

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 from iobench.workloads.models.model import Family, Row
 
-__all__ = ["FAMILIES"]
-
 _EMBEDDING: tuple[Row, ...] = (("model.embed_tokens.weight", ("V", "H"), 0),)
 _HEAD: tuple[Row, ...] = (
     ("model.norm.weight", ("H",), None),

@@ -15,8 +15,6 @@ from functools import cached_property
 from itertools import groupby
 from math import prod
 
-__all__ = ["Arch", "Family", "Model", "Parameter", "Row"]
-
 Row = tuple[str, tuple[str, ...], int | None]
 
 
