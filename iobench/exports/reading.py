@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from itertools import product
 from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-import xxhash
-from isal import isal_zlib
 
 from iobench import linux
 from iobench.checkpoint.stored import disjoint
 from iobench.errors import DataMismatchError, UsageError
 from iobench.exports.layouts import ExportTensor
+from iobench.formats.read_ahead import FileRange, joined, read_ahead
 from iobench.formats.tensors import tensor_bytes, tensor_from_bytes, torch_dtype
-from iobench.units import MIB, format_size
+from iobench.units import format_size
 from iobench.verification.file_tree import FileTree
 from iobench.verification.inventory import (
     CheckedRange,
@@ -25,10 +24,9 @@ from iobench.verification.inventory import (
     TensorPart,
     VerifyInventory,
 )
-from iobench.verification.reading import FileRange, read_ahead
+from iobench.verification.reading import RangeCheck
 from iobench.writers.image import Bytes
 
-_GAP = MIB  # smaller gaps between two pieces are read, not skipped
 _Key = tuple[str, int, int]
 _Box = tuple[tuple[int, int], ...]
 """[begin, end) in each dimension."""
@@ -77,9 +75,19 @@ def read_tensors(
     """
     check = _Check(location, tensors, expected)
     block: Any = None
-    windows = _windows(_pieces(tensors, piece_bytes), location.sizes, piece_bytes)
-    for window, memory in read_ahead(location, windows, largest_bytes=piece_bytes + 2 * linux.PAGE):
-        for piece in window.wanted:
+    pieces = (
+        FileRange(one.part.file, one.start, one.stop, one) for one in _pieces(tensors, piece_bytes)
+    )
+    reading = read_ahead(
+        location.writer,
+        location.home,
+        location.sizes,
+        joined(pieces, location.sizes, piece_bytes),
+        largest_bytes=piece_bytes + 2 * linux.PAGE,
+    )
+    for window, memory in reading:
+        for one in window.wanted:
+            piece: _Piece = one.wanted
             data = memory[piece.start - window.start : piece.stop - window.start]
             check.take(piece, data)
             if not piece.block:
@@ -125,7 +133,7 @@ class _Check:
         expected: Mapping[_Key, CheckedRange],
     ) -> None:
         self._location, self._tensors, self._expected = location, tensors, expected
-        self._running: dict[tuple[int, _Key], Any] = {}
+        self._running: dict[tuple[int, _Key], RangeCheck] = {}
 
     def take(self, piece: _Piece, data: Bytes) -> None:
         part = piece.part
@@ -133,48 +141,20 @@ class _Check:
         if one is None:
             return
         key = piece.tensor, part[:3]
-        if one.xxh3_64:
-            state = self._running.pop(key, None) or xxhash.xxh3_64()
-            state.update(data.data)
-            same = piece.stop < part.stop or state.hexdigest() == one.xxh3_64
-        else:
-            state = isal_zlib.crc32(data, self._running.pop(key, 0))
-            same = piece.stop < part.stop or state == one.crc32
-        if not same:
+        check = self._running.pop(key, None) or RangeCheck(one)
+        check.update(data)
+        if piece.stop < part.stop:
+            self._running[key] = check
+        elif check.difference():
             name = self._tensors[piece.tensor].name
             where = self._location.path(part.file)
             raise DataMismatchError(f"{where}: damaged, the checksum of {name} differs")
-        if piece.stop < part.stop:
-            self._running[key] = state
 
 
 def _words(dtype: str) -> np.dtype[Any]:
     """Return a dtype of numpy whose values have the size of those of `dtype`."""
     width = torch_dtype(dtype).itemsize
     return np.dtype("c16" if width == 16 else f"u{width}")
-
-
-def _windows(
-    pieces: Iterable[_Piece], sizes: Mapping[str, int], largest: int
-) -> Iterator[FileRange]:
-    """Yield ranges of whole pages with the pieces in them."""
-    held: list[_Piece] = []
-    for piece in pieces:
-        if held:
-            gap = piece.start - held[-1].stop
-            near = piece.part.file == held[0].part.file and 0 <= gap < _GAP
-            if not near or piece.stop - held[0].start > largest:
-                yield _window(held, sizes)
-                held = []
-        held.append(piece)
-    if held:
-        yield _window(held, sizes)
-
-
-def _window(pieces: list[_Piece], sizes: Mapping[str, int]) -> FileRange:
-    file, start, stop = pieces[0].part.file, pieces[0].start, pieces[-1].stop
-    stop = min(-(-stop // linux.PAGE) * linux.PAGE, sizes[file])
-    return FileRange(file, start - start % linux.PAGE, stop, pieces)
 
 
 def _pieces(tensors: Sequence[ListedTensor], largest: int) -> Iterator[_Piece]:

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import io
-import itertools
 import pickle
 import uuid
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from contextlib import closing
 from functools import partial
+from operator import itemgetter
 from typing import IO, Any, cast
 
-import numpy as np
 import torch
 from torch.distributed._shard._utils import narrow_tensor_by_index
-from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import (
     Metadata,
     MetadataIndex,
@@ -26,15 +23,13 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 from torch.distributed.checkpoint.storage import StorageReader as StockStorageReader
 from torch.futures import Future
 
-from iobench import linux
 from iobench.errors import DataMismatchError, UsageError
 from iobench.formats import torch_file, torch_tensor
-from iobench.formats.many_parts import WindowImage
-from iobench.formats.tensor_slices import GAP_BYTES
+from iobench.formats.read_ahead import FileRange, joined, read_ahead
 from iobench.integrations.dcp_files import DcpLocation, DcpStorage
 from iobench.integrations.dcp_writer import metadata_name
+from iobench.linux import PAGE
 from iobench.units import MIB
-from iobench.writers.blocks.channel import Channel, Lease
 from iobench.writers.blocks.pages import pages_to_read_into
 from iobench.writers.config import WriterLike
 from iobench.writers.image import Bytes
@@ -111,135 +106,52 @@ class StorageReader(DcpStorage, StockStorageReader):
 
         Raises TransferError, and DataMismatchError if a file does not match the metadata.
         """
-        wanted: dict[str, list[_Item]] = defaultdict(list)
-        metadata, settings = self._metadata, torch_tensor.settings()
+        metadata = self._metadata
         assert metadata is not None  # DCP calls set_up_storage_reader first
-        for request in plan.items:
-            stored = metadata.storage_data[request.storage_index]
-            if getattr(stored, "transform_descriptors", None):
-                raise UsageError(
-                    f"{self.checkpoint_id}: {request.storage_index.fqn!r} was saved through the "
-                    f"stream extension {stored.transform_descriptors}; load it with torch's "
-                    "FileSystemReader"
+        items = [self._range_of(metadata, request) for request in plan.items]
+        sizes = {name: self._size_of(name) for name in {one.path for one in items}}
+        for one in items:
+            if one.stop > (size := sizes[one.path]):
+                raise DataMismatchError(
+                    f"{self._files.path(one.path)}: has {size} bytes, but the metadata names later "
+                    "ones"
                 )
-            wanted[stored.relative_path].append(_Item(request=request, stored=stored))
-        rooms, tensor = _Rooms(), partial(_saved_tensor, metadata, settings)
-        for name, items in wanted.items():
-            self._read_file(name, items, rooms, partial(_fill, planner, tensor))
+        wanted = sorted((one for one in items if sizes[one.path]), key=itemgetter(0, 1))
+        tensor = partial(_saved_tensor, metadata, torch_tensor.settings())
+        reading = read_ahead(
+            self._files.writer,
+            self._files.location,
+            sizes,
+            joined(wanted, sizes, _AT_ONCE),
+            largest_bytes=max([_AT_ONCE, *(one.stop - one.start for one in wanted)]) + 2 * PAGE,
+            threads=1,
+            pages=pages_to_read_into,
+            on_read=self.transfers.append,
+        )
+        with closing(reading):
+            for window, memory in reading:
+                for one in window.wanted:
+                    data = memory[one.start - window.start : one.stop - window.start]
+                    where = f"{self._files.path(one.path)}, {one.start}"
+                    _fill(planner, tensor, one.wanted, data, where)
         done: Future[None] = Future()
         done.set_result(None)
         return done
 
-    def _read_file(
-        self,
-        name: str,
-        items: list[_Item],
-        rooms: _Rooms,
-        fill: Callable[[ReadItem, Bytes, str], None],
-    ) -> None:
+    def _range_of(self, metadata: Metadata, request: ReadItem) -> FileRange:
+        """Return where the item of `request` is stored. Raises UsageError for an encoded one."""
+        stored = metadata.storage_data[request.storage_index]
+        if getattr(stored, "transform_descriptors", None):
+            raise UsageError(
+                f"{self.checkpoint_id}: {request.storage_index.fqn!r} was saved through the stream "
+                f"extension {stored.transform_descriptors}; load it with torch's FileSystemReader"
+            )
+        start = int(stored.offset)
+        return FileRange(stored.relative_path, start, start + int(stored.length), request)
+
+    def _size_of(self, name: str) -> int:
         with self._files.source(name) as source:
-            size = source.seek(0, io.SEEK_END)
-        if any(item.stop > size for item in items):
-            raise DataMismatchError(
-                f"{self._files.path(name)}: has {size} bytes, but the metadata names later ones"
-            )
-        if not size:
-            return
-        path = self._files.path(name)
-
-        def fetch(run: _Run) -> None:
-            window = WindowImage(name, size, run.start, run.room)
-            self.transfers.append(
-                self._files.writer.read(
-                    window, self._files.location, start=run.start, stop=min(run.stop, size)
-                )
-            )
-
-        ahead: Channel[_Run] = Channel(lambda: ahead.serve(fetch), name="iobench-dcp", limit=2)
-        leases = [Lease(run) for run in _runs(items)]
-        try:
-            for lease, following in itertools.pairwise([None, *leases, None]):
-                if following:
-                    following.item.room = rooms.take(following.item)
-                    ahead.submit(following)
-                if lease:
-                    ahead.wait(lease)
-                    run = lease.item
-                    for item in run.items:
-                        data = run.room[item.start - run.start : item.stop - run.start]
-                        fill(item.request, data, f"{path}, {item.start}")
-                    rooms.give(run)
-        finally:
-            ahead.close(drop=True)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Item:
-    """A request of the plan, and its byte range in the file."""
-
-    request: ReadItem
-    stored: _StorageInfo
-
-    @property
-    def start(self) -> int:
-        return int(self.stored.offset)
-
-    @property
-    def stop(self) -> int:
-        return int(self.stored.offset + self.stored.length)
-
-
-@dataclass(kw_only=True)
-class _Run:
-    """Items that are read together: whole pages from `start` to `stop`, into `room`."""
-
-    start: int
-    stop: int
-    items: list[_Item]
-    room: Bytes = field(default_factory=lambda: np.empty(0, dtype=np.uint8))
-
-    @property
-    def size_bytes(self) -> int:
-        return self.stop - self.start
-
-
-class _Rooms:
-    """Memory of runs, used again: it has its pages then. New pages cost as much as the copy."""
-
-    def __init__(self) -> None:
-        self._spare: list[Bytes] = []
-
-    def take(self, run: _Run) -> Bytes:
-        """Return memory for a run: pages of its size or more. Raises OSError (ENOMEM)."""
-        if self._spare and run.size_bytes <= _AT_ONCE:
-            return self._spare.pop()
-        size = max(run.size_bytes, _AT_ONCE)  # address space, which takes no memory yet
-        return pages_to_read_into(size)
-
-    def give(self, run: _Run) -> None:
-        """Take back the memory of a run; that of a large item is freed."""
-        if run.size_bytes <= _AT_ONCE:
-            self._spare.append(run.room)
-        run.room = np.empty(0, dtype=np.uint8)
-
-
-def _runs(items: Sequence[_Item]) -> Iterator[_Run]:
-    """Group the items by file offset: those near each other become one run.
-
-    Runs are whole pages, so a run may begin with the page that the run before ends with.
-    """
-    run: _Run | None = None
-    for item in sorted(items, key=lambda item: item.start):
-        start, stop = item.start - item.start % linux.PAGE, -(-item.stop // linux.PAGE) * linux.PAGE
-        if run and start - run.stop < GAP_BYTES and max(stop, run.stop) - run.start <= _AT_ONCE:
-            run.stop = max(stop, run.stop)
-            run.items.append(item)
-            continue
-        if run:
-            yield run
-        run = _Run(start=start, stop=stop, items=[item])
-    if run:
-        yield run
+            return source.seek(0, io.SEEK_END)
 
 
 def _fill(planner: LoadPlanner, tensor: _View, request: ReadItem, data: Bytes, where: str) -> None:

@@ -14,11 +14,12 @@ from torch.distributed.checkpoint import filesystem, metadata
 
 from iobench.errors import DataMismatchError, TransferError
 from iobench.formats.dcp_file import ALIGNMENT
+from iobench.formats.tensor_layouts import reach_bytes
 from iobench.formats.tensors import dtype_name
 from iobench.formats.torch_index import DAMAGE, TorchIndex
 from iobench.verification.file_tree import CachedSource, FileTree, Slice, unreadable
 from iobench.verification.inventory import ListedTensor, TensorPart, VerifyInventory
-from iobench.verification.tensor_files import Other, add_zip, spanned_bytes, tensors_of_zip
+from iobench.verification.tensor_files import Other, add_zip, tensors_of_zip
 
 METADATA, DATA = ".metadata", ".distcp"
 
@@ -175,7 +176,7 @@ def _add_item(
             f"is {dtype_name(tensor.dtype)} {list(tensor.shape)}, "
             f".metadata says {dtype_name(wanted[0])} {list(wanted[1])}"
         )
-    begin, stop = start + begin, start + begin + spanned_bytes(tensor)
+    begin, stop = start + begin, start + begin + reach_bytes(tensor)
     return TensorPart(path, begin, stop, offsets, wanted[1], strides)
 
 

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 from iobench import workloads
 from iobench.errors import WorkloadFileError
 from iobench.units import count_of
-from iobench.workloads.listed import RESERVED, file_of, line_of
+from iobench.workloads.layouts.layout import file_of
+from iobench.workloads.listed import RESERVED, line_of
 from iobench.workloads.reshape import SUFFIXES
 from iobench.workloads.specs import FileFormat, TensorSpec
 from iobench.workloads.workload import Workload

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
-from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import xxhash
@@ -14,28 +12,33 @@ from isal import isal_zlib
 
 from iobench import linux
 from iobench.errors import DataMismatchError, TransferError
-from iobench.formats.many_parts import WindowImage
+from iobench.formats.read_ahead import FileRange, read_ahead
 from iobench.units import MIB
 from iobench.verification.file_tree import FileTree, unreadable
 from iobench.verification.inventory import CheckedRange, ListedFile, TensorPart, VerifyInventory
-from iobench.writers.blocks.channel import Channel, Lease
-from iobench.writers.blocks.pages import fresh_pages
 from iobench.writers.image import Bytes
 
 OnRead = Callable[[int, int], None]
 """Gets the bytes that were read, and those to read in all."""
 
 _WINDOW = 32 * MIB
-_READERS = 2  # the device works for one while the other ends a window and begins the next one
-_WINDOWS = 2 * _READERS
 _EDGE = 8  # bytes of the widest value
 
 
-class Layer(ABC):
-    """Gets the bytes of ranges as they come, in the order of the file, and judges each range."""
+class Layer:
+    """Gets the bytes of ranges as they come, in the order of the file.
 
-    def __init__(self, ranges: Iterable[CheckedRange]) -> None:
+    `begin` returns for a range what takes its bytes (`update`), and `end` gets that afterwards.
+    """
+
+    def __init__(
+        self,
+        ranges: Iterable[CheckedRange],
+        begin: Callable[[CheckedRange], Any],
+        end: Callable[[CheckedRange, Any], None],
+    ) -> None:
         self._ranges = sorted(ranges)
+        self._begin, self._end = begin, end
         self._number = 0
         self._state: Any = None
 
@@ -46,58 +49,43 @@ class Layer(ABC):
             one = self._ranges[self._number]
             begin, end = max(one.start, start), min(one.stop, stop)
             if self._state is None and (begin < end or one.stop <= stop):
-                self._state = self.begin(one)
+                self._state = self._begin(one)
             if begin < end:
-                self._state = self.update(self._state, data[begin - start : end - start])
+                self._state.update(data[begin - start : end - start])
             if one.stop > stop:
                 return
-            self.end(one, self._state)
+            self._end(one, self._state)
             self._state = None
             self._number += 1
 
-    @abstractmethod
-    def begin(self, one: CheckedRange) -> Any:
-        """Return the state of a new range."""
 
-    @abstractmethod
-    def update(self, state: Any, data: Bytes) -> Any:
-        """Return the state after more bytes of the range."""
+class RangeCheck:
+    """Compares the bytes of a range with its XXH3-64, its CRC-32 or a local header of a zip."""
 
-    @abstractmethod
-    def end(self, one: CheckedRange, state: Any) -> None:
-        """Judge a range whose bytes were all taken."""
+    def __init__(self, one: CheckedRange) -> None:
+        self._one, self._crc, self._head = one, 0, b""
+        self._hash = xxhash.xxh3_64() if one.xxh3_64 else None
 
-
-class _Checksums(Layer):
-    """Compares XXH3-64, CRC-32 and local headers of zips."""
-
-    def __init__(self, ranges: Iterable[CheckedRange], wrong: Callable[..., None]) -> None:
-        super().__init__(ranges)
-        self._wrong = wrong
-
-    def begin(self, one: CheckedRange) -> Any:
-        if one.xxh3_64:
-            return xxhash.xxh3_64()
-        return b"" if one.head else 0
-
-    def update(self, state: Any, data: Bytes) -> Any:
-        if isinstance(state, int):
-            return isal_zlib.crc32(data, state)
-        if isinstance(state, bytes):
-            return state + data.tobytes()
-        state.update(data.data)
-        return state
-
-    def end(self, one: CheckedRange, state: Any) -> None:
-        if isinstance(state, int):
-            right, what = one.crc32 is None or state == one.crc32, "its CRC-32 differs"
-        elif isinstance(state, bytes):
-            named = state[30 : 30 + len(one.head)] == one.head
-            right, what = state.startswith(b"PK\x03\x04") and named, "its header in the zip differs"
+    def update(self, data: Bytes) -> None:
+        """Take the next bytes of the range."""
+        if self._hash is not None:
+            self._hash.update(data.data)
+        elif self._one.head:
+            self._head += data.tobytes()
         else:
-            right, what = state.hexdigest() == one.xxh3_64, "its XXH3 checksum differs"
-        if not right:
-            self._wrong(one, what)
+            self._crc = isal_zlib.crc32(data, self._crc)
+
+    def difference(self) -> str:
+        """Return what differs when all bytes were taken; empty if nothing does."""
+        one, head = self._one, self._head
+        if self._hash is not None:
+            same, what = self._hash.hexdigest() == one.xxh3_64, "its XXH3 checksum differs"
+        elif one.head:
+            same = head.startswith(b"PK\x03\x04") and head[30 : 30 + len(one.head)] == one.head
+            what = "its header in the zip differs"
+        else:
+            same, what = one.crc32 is None or self._crc == one.crc32, "its CRC-32 differs"
+        return "" if same else what
 
 
 class _Holes:
@@ -151,70 +139,6 @@ class _Holes:
         return self.found
 
 
-class FileRange(NamedTuple):
-    """The bytes [start, stop) of the file `path`, and what the caller wants of them."""
-
-    path: str
-    start: int
-    stop: int
-    wanted: Any = None
-
-
-def read_ahead(
-    location: FileTree,
-    ranges: Iterable[FileRange],
-    *,
-    largest_bytes: int,
-    failed: Callable[[str, DataMismatchError | TransferError], None] | None = None,
-) -> Iterator[tuple[FileRange, Bytes]]:
-    """Yield each of `ranges` and its bytes, in order, while two threads read the next ones.
-
-    Each begins at a page and has at most `largest_bytes`, of which four times as many are in
-    memory. The bytes stay until the next range is taken. What a read raises is raised here, or
-    goes to `failed` with the path, in another thread.
-    """
-    spare = [fresh_pages(largest_bytes, huge=True) for _ in range(_WINDOWS)]
-
-    def fetch(window: _Window) -> None:
-        one, memory = window
-        try:
-            image = WindowImage(one.path, location.sizes[one.path], one.start, memory)
-            location.writer.read(image, location.home, start=one.start, stop=one.stop)
-        except (DataMismatchError, TransferError) as error:
-            if failed is None:
-                raise
-            failed(one.path, error)
-
-    readers = [_reader(fetch) for _ in range(_READERS)]
-    waiting: list[tuple[Channel[_Window], Lease[_Window]]] = []
-    try:
-        ahead = itertools.cycle(readers)
-        for one in itertools.chain(ranges, [None]):
-            while waiting and (not spare or one is None):
-                reader, lease = waiting.pop(0)
-                reader.wait(lease)
-                found, memory = lease.item
-                yield found, memory[: found.stop - found.start]
-                spare.append(memory)
-            if one is not None:
-                reader, lease = next(ahead), Lease((one, spare.pop()))
-                waiting.append((reader, lease))
-                reader.submit(lease)
-    finally:
-        for reader in readers:
-            reader.close(drop=True)
-
-
-_Window = tuple[FileRange, Bytes]
-
-
-def _reader(fetch: Callable[[_Window], None]) -> Channel[_Window]:
-    reader: Channel[_Window] = Channel(
-        lambda: reader.serve(fetch), name="iobench-verify", limit=_WINDOWS
-    )
-    return reader
-
-
 def read_all(
     inventory: VerifyInventory,
     location: FileTree,
@@ -235,20 +159,27 @@ def read_all(
     def failed(path: str, error: DataMismatchError | TransferError) -> None:
         wrong.setdefault(path, unreadable(error))
 
-    done, check = 0, _FileCheck()
+    done, check = 0, None
     windows = _windows(inventory, largest)
-    for (path, start, _, _), data in read_ahead(
-        location, windows, largest_bytes=largest, failed=failed
-    ):
-        if check.path != path:
-            check.finish(wrong)
-            file = inventory.files[path]
-            check = _FileCheck(inventory, path, file, extra(path, file))
+    reading = read_ahead(
+        location.writer,
+        location.home,
+        location.sizes,
+        windows,
+        largest_bytes=largest,
+        failed=failed,
+    )
+    for (path, start, _, _), data in reading:
+        if check is None or check.path != path:
+            if check is not None:
+                check.finish(wrong)
+            check = _FileCheck(inventory, path, extra(path, inventory.files[path]))
         check.take(start, data)
         done += len(data)
         if progress is not None:
             progress(done, total)
-    check.finish(wrong)
+    if check is not None:
+        check.finish(wrong)
 
 
 def _windows(inventory: VerifyInventory, largest: int) -> Iterator[FileRange]:
@@ -260,23 +191,19 @@ def _windows(inventory: VerifyInventory, largest: int) -> Iterator[FileRange]:
 class _FileCheck:
     """The checks of one file."""
 
-    def __init__(
-        self,
-        inventory: VerifyInventory | None = None,
-        path: str = "",
-        file: ListedFile | None = None,
-        extra: list[Layer] | None = None,
-    ) -> None:
+    def __init__(self, inventory: VerifyInventory, path: str, extra: list[Layer]) -> None:
         self.path = path
-        self._inventory, self._file = inventory, file
+        self._inventory, self._file = inventory, inventory.files[path]
         self._wrong: list[tuple[CheckedRange, str]] = []
         self._holes = _Holes()
-        self._layers = list(extra or [])
-        if file is not None:
-            self._layers += [_Checksums(layer, self._add) for layer in file.layers]
+        self._layers = [
+            *extra,
+            *(Layer(ranges, RangeCheck, self._compare) for ranges in self._file.layers),
+        ]
 
-    def _add(self, one: CheckedRange, what: str) -> None:
-        self._wrong.append((one, what))
+    def _compare(self, one: CheckedRange, check: RangeCheck) -> None:
+        if what := check.difference():
+            self._wrong.append((one, what))
 
     def take(self, start: int, data: Bytes) -> None:
         self._holes.take(start, data)
@@ -285,8 +212,6 @@ class _FileCheck:
 
     def finish(self, failed: dict[str, str]) -> None:
         """Add the findings."""
-        if self._inventory is None or self._file is None:
-            return
         if self.path in failed:
             self._inventory.error(self.path, failed[self.path])
             return
@@ -305,8 +230,6 @@ class _FileCheck:
         Zeros that someone saved begin and end at rows of a tensor, as a rule: an unused row of an
         embedding, a bias. A hole begins and ends at pages, so inside of rows.
         """
-        assert self._file is not None
-        assert self._inventory is not None
         proved = sorted(r for layer in self._file.layers for r in layer if not r.head)
         parts = sorted(self._file.parts, key=lambda one: one[1].start)
         starts = [part.start for _, part in parts]

@@ -14,6 +14,7 @@ import torch
 from iobench.errors import DataMismatchError, TransferError, UsageError
 from iobench.formats import safetensors
 from iobench.formats.safetensors_runs import tensors_of
+from iobench.formats.tensor_layouts import reach_bytes
 from iobench.formats.tensors import dtype_name
 from iobench.formats.torch_index import DAMAGE, TorchIndex, unpickled
 from iobench.formats.torch_zip import ZipDirectory
@@ -95,7 +96,7 @@ def _add_torch(inventory: VerifyInventory, location: FileTree, path: str) -> Non
                 tensors = list(tensors_of_zip(index, source))
         add_zip(inventory, path, source, tensors)
         for name, tensor, start, strides in tensors:
-            stop = start + spanned_bytes(tensor)
+            stop = start + reach_bytes(tensor)
             shape = tuple(tensor.shape)
             part = TensorPart(path, start, stop, (0,) * len(shape), shape, strides)
             inventory.add(ListedTensor(name, dtype_name(tensor.dtype), shape, (part,)))
@@ -194,13 +195,6 @@ def tensors_of_zip(
             start = index.starts[key] + int(tensor.storage_offset()) * tensor.itemsize
             strides = None if tensor.is_contiguous() else tuple(tensor.stride())
             yield name, tensor, start, strides
-
-
-def spanned_bytes(tensor: torch.Tensor) -> int:
-    """Return the bytes from the first element of a tensor to the end of the last one."""
-    steps = zip(tensor.shape, tensor.stride(), strict=True)
-    last = sum((count - 1) * step for count, step in steps)
-    return (last + 1) * tensor.itemsize if tensor.numel() else 0
 
 
 class Other:

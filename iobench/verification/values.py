@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
-from typing import Any
 
 import numpy as np
 
@@ -40,22 +38,29 @@ class ValueCounts:
         left = sorted({part[:3]: tensor.name for tensor, part in file.parts}.items())
         tensors = {tensor.name: tensor for tensor, _ in file.parts}
         layers: list[Layer] = []
+
+        def begin(one: CheckedRange) -> _Running:
+            return _Running(tensors[one.name].dtype)
+
+        def end(one: CheckedRange, found: _Running) -> None:
+            self.note(path, tensors[one.name], found)
+
         while left:
-            chosen, rest, end = list[CheckedRange](), [], 0
+            chosen, rest, reached = list[CheckedRange](), [], 0
             for key, name in left:
-                if key[1] >= end:
+                if key[1] >= reached:
                     chosen.append(CheckedRange(key[1], key[2], name))
-                    end = key[2]
+                    reached = key[2]
                 else:
                     rest.append((key, name))
-            layers.append(_Values(path, chosen, tensors, self))
+            layers.append(Layer(chosen, begin, end))
             left = rest
         return layers
 
     def count(self, path: str, tensor: ListedTensor, data: Bytes) -> None:
         """Add the counts of a whole tensor."""
         running = _Running(tensor.dtype)
-        running.add(data)
+        running.update(data)
         self.note(path, tensor, running)
 
     def note(self, path: str, tensor: ListedTensor, found: _Running) -> None:
@@ -79,28 +84,6 @@ class ValueCounts:
         }
 
 
-class _Values(Layer):
-    def __init__(
-        self,
-        path: str,
-        ranges: Iterable[CheckedRange],
-        tensors: dict[str, ListedTensor],
-        counts: ValueCounts,
-    ) -> None:
-        super().__init__(ranges)
-        self._path, self._tensors, self._counts = path, tensors, counts
-
-    def begin(self, one: CheckedRange) -> Any:
-        return _Running(self._tensors[one.name].dtype)
-
-    def update(self, state: Any, data: Bytes) -> Any:
-        state.add(data)
-        return state
-
-    def end(self, one: CheckedRange, state: Any) -> None:
-        self._counts.note(self._path, self._tensors[one.name], state)
-
-
 class _Running:
     """The counts of one part of a tensor; a value may be in two windows."""
 
@@ -109,7 +92,7 @@ class _Running:
         self.nonzero = False
         self._dtype, self._rest = dtype, b""
 
-    def add(self, data: Bytes) -> None:
+    def update(self, data: Bytes) -> None:
         self.nonzero = self.nonzero or bool(data.any())
         kind = (_FLOATS.get(self._dtype) or _NAN_ONLY.get(self._dtype) or ("",))[0]
         if not kind:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import time
 from pathlib import Path
-from typing import Any
 
 import xxhash
 
@@ -24,7 +23,7 @@ from iobench.verification.reading import Layer, OnRead, read_all
 from iobench.verification.values import ValueCounts
 from iobench.writers.base import Writer
 from iobench.writers.config import writer_of
-from iobench.writers.image import Bytes, FileImage
+from iobench.writers.image import FileImage
 from iobench.writers.s3_store.target import is_s3
 
 
@@ -148,20 +147,12 @@ class _Recorder(Layer):
                 end = part.stop
         if end < file.size_bytes:
             ranges.append(CheckedRange(end, file.size_bytes, ""))
-        super().__init__(ranges)
+        super().__init__(ranges, lambda _: xxhash.xxh3_64(), self._add)
         self._path, self._size_bytes = path, file.size_bytes
         self._pieces: list[Piece] = []
 
-    def begin(self, one: CheckedRange) -> Any:
-        del one
-        return xxhash.xxh3_64()
-
-    def update(self, state: Any, data: Bytes) -> Any:
-        state.update(data.data)
-        return state
-
-    def end(self, one: CheckedRange, state: Any) -> None:
-        self._pieces.append(Piece(one.name, one.stop - one.start, state.hexdigest()))
+    def _add(self, one: CheckedRange, digest: xxhash.xxh3_64) -> None:
+        self._pieces.append(Piece(one.name, one.stop - one.start, digest.hexdigest()))
 
     @property
     def record(self) -> FileRecord:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from iobench.errors import UsageError, WorkloadFileError
 from iobench.units import format_size, format_size_exact
-from iobench.workloads.layouts.layout import raw_file, safetensors_file, torch_file
+from iobench.workloads.layouts.layout import file_of
 from iobench.workloads.scaling import Scale
 from iobench.workloads.specs import FileFormat, FileSpec, TensorSpec, dtype_bytes
 from iobench.workloads.workload import Workload
@@ -121,21 +121,6 @@ def _fingerprint(specs: Iterable[FileSpec]) -> str:
         for spec in specs
     )
     return hashlib.sha256(json.dumps(listed).encode()).hexdigest()[:16]
-
-
-def file_of(
-    path: str, file_format: FileFormat, tensors: Sequence[TensorSpec], size_bytes: int
-) -> FileSpec:
-    """Return a file; `size_bytes` counts for raw and DCP files, which are replayed to the byte."""
-    if file_format == "raw":
-        return raw_file(path, size_bytes, exact=True)
-    if file_format == "safetensors":
-        return safetensors_file(path, tensors)
-    if file_format == "torch":
-        return torch_file(path, tensors)
-    return FileSpec(
-        path=path, format="dcp", tensors=tuple(tensors), size_bytes=size_bytes, exact=True
-    )
 
 
 def line_of(tensor: TensorSpec) -> str:

@@ -14,7 +14,7 @@ from typing import Self, get_args
 
 from iobench.errors import OptionError, UnknownNameError
 from iobench.units import format_size_exact, parse_size
-from iobench.workloads.layouts.layout import dcp_file, safetensors_file, torch_file
+from iobench.workloads.layouts.layout import file_of
 from iobench.workloads.specs import FileFormat, FileSpec, TensorSpec
 
 _KINDS = ("blob", "shard", "layer", "tensor")
@@ -104,13 +104,13 @@ class Shape:
         if self.granularity is None:
             if self.serializer is None:
                 return tuple(files)
-            return tuple(_file(spec.path, self.serializer, spec.tensors) for spec in files)
+            return tuple(file_of(spec.path, self.serializer, spec.tensors) for spec in files)
         if not files:  # a rank that writes none
             return ()
         largest = max(files, key=lambda spec: spec.size_bytes)
         file_format = self.serializer or largest.format
         return tuple(
-            _file(f"{stem}.{SUFFIXES[file_format]}", file_format, tensors)
+            file_of(f"{stem}.{SUFFIXES[file_format]}", file_format, tensors)
             for stem, tensors in self.granularity.deal(_named(files))
         )
 
@@ -122,15 +122,3 @@ def _named(files: Sequence[FileSpec]) -> Iterator[TensorSpec]:
     for spec in files:
         for tensor in spec.tensors:
             yield replace(tensor, name=f"{spec.path}/{tensor.name}") if shared else tensor
-
-
-def _file(path: str, file_format: FileFormat, tensors: Iterable[TensorSpec]) -> FileSpec:
-    if file_format == "safetensors":
-        return safetensors_file(path, tensors)
-    if file_format == "torch":
-        return torch_file(path, tensors)
-    if file_format == "dcp":
-        return dcp_file(path, tensors, exact=True)
-    listed = tuple(tensors)
-    size = sum(tensor.size_bytes for tensor in listed)
-    return FileSpec(path=path, format="raw", tensors=listed, size_bytes=size, exact=True)

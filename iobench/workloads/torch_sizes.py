@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from math import prod
 
 from iobench.formats.torch_zip import zip_bytes
 from iobench.workloads.specs import TensorSpec
@@ -61,16 +60,15 @@ def single_tensor_archive_bytes(tensor: TensorSpec) -> int:
     """
     if tensor.dtype not in _STORAGE_NAMES:
         return state_dict_archive_bytes([tensor])
-    return _single_tensor_archive_bytes(tensor.dtype, tensor.shape, tensor.size_bytes)
+    return _single_tensor_archive_bytes(tensor.dtype, tensor.shape)
 
 
 @lru_cache(maxsize=4096)  # a checkpoint has thousands of tensors of a dozen shapes
-def _single_tensor_archive_bytes(dtype: str, shape: tuple[int, ...], size_bytes: int) -> int:
-    pickle_bytes = 133 + len(_STORAGE_NAMES[dtype]) - len("FloatStorage")
-    pickle_bytes += _int_bytes(prod(shape)) + 2  # number of elements, storage offset 0
-    pickle_bytes += _tuple_bytes(shape)
-    pickle_bytes += _tuple_bytes(_strides(shape))
-    return archive_bytes(pickle_bytes, [size_bytes])
+def _single_tensor_archive_bytes(dtype: str, shape: tuple[int, ...]) -> int:
+    tensor, pickle = TensorSpec(name="", dtype=dtype, shape=shape), _PickleSize()
+    pickle.size = 3  # protocol, end
+    pickle.tensor(tensor, "0")
+    return archive_bytes(pickle.size, [tensor.size_bytes])
 
 
 def state_dict_archive_bytes(tensors: Sequence[TensorSpec]) -> int:
@@ -129,9 +127,10 @@ class _PickleSize:
         self.put()
 
     def integers(self, values: Sequence[int]) -> None:
-        """Count a tuple of ints that is not empty."""
+        """Count a tuple of ints; an empty one is not in the memo."""
         self.size += sum(map(_int_bytes, values)) + (2 if len(values) > 3 else 1)
-        self.put()
+        if values:
+            self.put()
 
     def tensor(self, tensor: TensorSpec, key: str) -> None:
         """Count the call of torch._utils._rebuild_tensor_v2 with its arguments."""
@@ -177,11 +176,3 @@ def _int_bytes(value: int) -> int:
     if value < 2**31:
         return 5
     return 2 + value.bit_length() // 8 + 1
-
-
-def _tuple_bytes(values: Sequence[int]) -> int:
-    """Bytes of a tuple of ints in pickle protocol 2, with its memo entry."""
-    if not values:
-        return 1
-    mark = 1 if len(values) > 3 else 0
-    return mark + sum(map(_int_bytes, values)) + 1 + 2

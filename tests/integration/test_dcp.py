@@ -21,6 +21,7 @@ from support.torchrun import torchrun
 from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
 
 from iobench.errors import DataMismatchError, TargetError, TransferError, UsageError
+from iobench.formats import read_ahead
 from iobench.integrations import dcp_reader
 from iobench.integrations.dcp import StorageReader, StorageWriter
 from iobench.testing import LocalS3
@@ -121,8 +122,10 @@ def test_stocks_is_read_by_us(tmp_path: Path, name: str, monkeypatch: pytest.Mon
         assert len(reader.transfers) > 2
 
 
-def test_two_rooms_serve_all_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Memory is used again, over all files, except that of a tensor larger than a run."""
+def test_two_pieces_of_memory_serve_all_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Memory is used again, over all files; a tensor larger than a run fits too."""
     state = {f"t{number}": torch.randn(1 << 12) for number in range(40)}
     state["large"] = torch.randn(1 << 18)
     dcp.save(state, storage_writer=StorageWriter(tmp_path, "odirect"), no_dist=True)
@@ -137,13 +140,13 @@ def test_two_rooms_serve_all_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     reader = StorageReader(tmp_path, "odirect")
     assert_equal(loaded(reader, state), state)
     assert len(reader.transfers) > 8
-    assert sorted(made)[:2] == [1 << 16] * 2
-    assert [size > 1 << 20 for size in sorted(made)[2:]] == [True]
+    assert len(made) == 2
+    assert min(made) > 1 << 20
 
 
 def test_a_part_of_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A small part of a file is read without the rest."""
-    monkeypatch.setattr(dcp_reader, "GAP_BYTES", 4096)
+    monkeypatch.setattr(read_ahead, "GAP_BYTES", 4096)
     state = {f"t{number}": torch.randn(1 << 16) for number in range(40)}
     dcp.save(state, storage_writer=StorageWriter(tmp_path, "odirect"), no_dist=True)
     wanted = {"t3": state["t3"], "t30": state["t30"]}

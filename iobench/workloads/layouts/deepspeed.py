@@ -37,11 +37,6 @@ class _DeepSpeed(Layout):
     world_size: Ranks = 8
     precision: Literal["bf16", "fp16"] = "bf16"
 
-    @property
-    def ranks(self) -> int:
-        """World size."""
-        return self.world_size
-
     def rank_class(self, model: Model, rank: int) -> Hashable:
         """Rank 0, and the others. All partitions are padded to one size."""
         del model

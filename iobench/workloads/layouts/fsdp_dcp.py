@@ -44,11 +44,6 @@ class FsdpDcp(Layout):
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     model_only: bool = False
 
-    @property
-    def ranks(self) -> int:
-        """World size."""
-        return self.world_size
-
     def rank_class(self, model: Model, rank: int) -> Hashable:
         """Ranks whose parts of every tensor have the same length, and that write as many steps."""
         parts = tuple(

@@ -44,11 +44,6 @@ class HfExport(Layout):
     precision: Literal["bf16", "fp16", "fp32"] = "bf16"
     max_shard_size: Size = 5_000_000_000
 
-    @property
-    def ranks(self) -> int:
-        """Always 1."""
-        return 1
-
     def files(self, model: Model, rank: int) -> tuple[FileSpec, ...]:
         """Config, shards, index, tokenizer."""
         del rank

@@ -41,11 +41,6 @@ class HfTrainer(Layout):
     precision: Literal["fp32", "bf16"] = "fp32"
     max_shard_size: Size = 5_000_000_000
 
-    @property
-    def ranks(self) -> int:
-        """World size."""
-        return self.world_size
-
     def rank_class(self, model: Model, rank: int) -> Hashable:
         """Rank 0, and the others."""
         del model

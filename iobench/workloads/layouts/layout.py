@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Annotated, ClassVar
 
 from pydantic import ConfigDict, Field
@@ -14,7 +15,7 @@ from pydantic import ConfigDict, Field
 from iobench.formats.safetensors_header import file_order, file_size
 from iobench.workloads import torch_sizes
 from iobench.workloads.models.model import Model
-from iobench.workloads.specs import SAFETENSORS_METADATA, FileSpec, TensorSpec
+from iobench.workloads.specs import SAFETENSORS_METADATA, FileFormat, FileSpec, TensorSpec
 
 CONFIG = ConfigDict(extra="forbid", strict=True)
 """pydantic configuration of every layout: no unknown fields, no silent conversions."""
@@ -37,6 +38,9 @@ Ranks = Annotated[int, Field(ge=1, le=MAX_RANKS)]
 STEP = 1000
 """The training step that appears in the paths of a replayed checkpoint."""
 
+_SIZES = ("world_size", "tensor_parallel", "pipeline_parallel", "data_parallel")
+"""Fields of layouts whose product is the number of ranks."""
+
 _DCP_METADATA_BYTES = 286
 """Bytes of `.metadata` per stored chunk, from a published 4-rank DCP checkpoint; an estimate."""
 
@@ -52,9 +56,9 @@ class Layout(ABC):
     families: ClassVar[tuple[str, ...]]
 
     @property
-    @abstractmethod
     def ranks(self) -> int:
         """World size: the number of ranks of the job, including those that write nothing."""
+        return prod(getattr(self, name, 1) for name in _SIZES)
 
     @abstractmethod
     def files(self, model: Model, rank: int) -> tuple[FileSpec, ...]:
@@ -67,7 +71,7 @@ class Layout(ABC):
     @property
     def layer_step(self) -> int:
         """Layers are dropped in multiples of this, so that all pipeline stages stay equal."""
-        return 1
+        return getattr(self, "pipeline_parallel", 1)
 
     def prepare(self, model: Model) -> Model:
         """Return the model in the form of this layout, such as with a padded vocabulary."""
@@ -125,6 +129,26 @@ def dcp_file(path: str, tensors: Iterable[TensorSpec], *, exact: bool) -> FileSp
     listed = tuple(tensors)
     size = sum(map(torch_sizes.single_tensor_archive_bytes, listed))
     return FileSpec(path=path, format="dcp", tensors=listed, size_bytes=size, exact=exact)
+
+
+def file_of(
+    path: str,
+    file_format: FileFormat,
+    tensors: Iterable[TensorSpec],
+    size_bytes: int | None = None,
+) -> FileSpec:
+    """Return a file of this format; `size_bytes` is that of a raw or DCP file which exists."""
+    if file_format == "safetensors":
+        return safetensors_file(path, tensors)
+    if file_format == "torch":
+        return torch_file(path, tensors)
+    if file_format == "dcp" and size_bytes is None:
+        return dcp_file(path, tensors, exact=True)
+    if file_format == "raw" and size_bytes is not None:
+        return raw_file(path, size_bytes, exact=True)
+    listed = tuple(tensors)
+    size = sum(one.size_bytes for one in listed) if size_bytes is None else size_bytes
+    return FileSpec(path=path, format=file_format, tensors=listed, size_bytes=size, exact=True)
 
 
 def dcp_metadata_file(path: str, chunks: int) -> FileSpec:

@@ -42,16 +42,6 @@ class Megatron(Layout):
     precision: Literal["bf16", "fp16"] = "bf16"
 
     @property
-    def ranks(self) -> int:
-        """World size."""
-        return self.tensor_parallel * self.pipeline_parallel * self.data_parallel
-
-    @property
-    def layer_step(self) -> int:
-        """One layer per pipeline stage."""
-        return self.pipeline_parallel
-
-    @property
     def dtype(self) -> str:
         """Torch dtype name of the weights."""
         return DTYPES[self.precision]

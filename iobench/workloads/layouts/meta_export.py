@@ -44,11 +44,6 @@ class MetaExport(Layout):
     tensor_parallel: Ranks = 1
     precision: Literal["bf16", "fp16"] = "bf16"
 
-    @property
-    def ranks(self) -> int:
-        """Number of model shards."""
-        return self.tensor_parallel
-
     def check(self, model: Model) -> None:
         """Raise ValueError when heads, widths or vocabulary do not divide by the shards."""
         super().check(model)

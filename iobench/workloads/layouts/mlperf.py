@@ -35,16 +35,6 @@ class MlPerf(Layout):
     zero_stage: Annotated[int, Field(ge=0, le=3)] = 3
     precision: Literal["fp16", "bf16", "fp32"] = "fp16"
 
-    @property
-    def ranks(self) -> int:
-        """World size."""
-        return self.tensor_parallel * self.pipeline_parallel * self.data_parallel
-
-    @property
-    def layer_step(self) -> int:
-        """One layer per pipeline stage."""
-        return self.pipeline_parallel
-
     def check(self, model: Model) -> None:
         """Raise ValueError when there are more pipeline stages than layers."""
         super().check(model)
