@@ -187,7 +187,6 @@ CLAIMS = {
 
 
 def study(name: str) -> Study:
-    """Return the study of that name. Raises UnknownNameError."""
     if name not in CLAIMS:
         raise UnknownNameError("claim", name, list(CLAIMS))
     return CLAIMS[name]

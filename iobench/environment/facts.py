@@ -203,7 +203,6 @@ def _dirty(cache: Mapping[str, Any], which: str) -> str:
 
 
 def _size(value: Any, form: str = "{}") -> str | None:
-    """Return a size of more than 0 bytes in words."""
     return form.format(format_size(value)) if isinstance(value, int) and value else None
 
 

@@ -50,7 +50,6 @@ def parse_gpu_information(text: str) -> dict[str, Any]:
 
 
 def parse_driver_version(text: str) -> str | None:
-    """Return the driver's version from the text of /proc/driver/nvidia/version."""
     found = re.search(r"NVRM version:.*?\s(\d+(?:\.\d+)+)\s", text)
     return found[1] if found else None
 
@@ -112,7 +111,6 @@ def find_cufile() -> str | None:
 
 
 def has_driver() -> bool:
-    """Return whether an NVIDIA driver is loaded."""
     return (_DRIVER / "version").exists()
 
 

@@ -106,7 +106,6 @@ def host_takes_free_memory(sysfs: Path = Path("/sys")) -> bool:
 
 
 def describe_page_cache() -> dict[str, int | str | None]:
-    """Describe the kernel's settings for the write-back of dirty pages."""
     settings: dict[str, int | str | None] = {n: read_int(f"/proc/sys/vm/{n}") for n in _VM}
     huge = read_text("/sys/kernel/mm/transparent_hugepage/enabled")
     return settings | {"transparent_hugepage": selected(huge)}
@@ -229,5 +228,4 @@ def private_bytes() -> int | None:
 
 
 def _own(field: str) -> int | None:
-    """Return a field of /proc/self/status, in bytes."""
     return parse_meminfo(read_text(Path("/proc/self/status")) or "").get(field)

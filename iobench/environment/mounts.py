@@ -112,7 +112,6 @@ def find_mount(mounts: list[Mount], path: str, mount_id: int | None = None) -> M
 
 
 def read_mounts() -> list[Mount]:
-    """Return the mounts that this process sees now."""
     text = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape")
     return parse_mountinfo(text)
 

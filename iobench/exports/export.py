@@ -177,7 +177,6 @@ class Export:
     _total: int = 0
 
     def __post_init__(self) -> None:
-        """Raises UsageError."""
         if self.format not in get_args(ExportFormat):
             raise OptionError(f"format {self.format!r}: choose {', '.join(get_args(ExportFormat))}")
         self.dtype = _SHORT.get(self.dtype or "", self.dtype)

@@ -47,7 +47,6 @@ class ExportTensor(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
-        """Its bytes in the new file."""
         return prod(self.source.shape) * torch_dtype(self.dtype).itemsize
 
 

@@ -33,7 +33,6 @@ class Located(NamedTuple):
 
     @classmethod
     def nowhere(cls) -> Located:
-        """Return it for no tensors."""
         return cls(numbers([]), numbers([]), [])
 
 
@@ -204,7 +203,6 @@ class FileLayout:
 
 
 def numbers(values: Iterable[int]) -> Numbers:
-    """Return an array of integers, such as addresses."""
     return np.fromiter(values, dtype=np.int64)
 
 

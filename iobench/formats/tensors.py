@@ -131,7 +131,6 @@ def _numpy_type(dtype: torch.dtype) -> tuple[np.dtype[Any], bool]:
 
 
 def flat_tensor(data: AnyMemory) -> torch.Tensor:
-    """Return the memory `data` as a uint8 tensor on its device."""
     if isinstance(data, DeviceBytes):
         flat: torch.Tensor = data.tensor
         return flat
@@ -140,7 +139,6 @@ def flat_tensor(data: AnyMemory) -> torch.Tensor:
 
 @functools.cache
 def dtype_name(dtype: torch.dtype) -> str:
-    """Return the name of a dtype, such as `float32` for torch.float32."""
     return str(dtype).removeprefix("torch.")
 
 

@@ -34,7 +34,6 @@ class Settings(NamedTuple):
 
 
 def settings() -> Settings:
-    """Return torch's settings now."""
     stock: Any = torch.serialization
     alignment = getattr(stock, "_get_storage_alignment", lambda: 64)  # not in older torch
     return Settings(stock.get_crc32_options(), alignment(), len(stock._package_registry))
@@ -53,7 +52,6 @@ class TensorFile:
 
     @classmethod
     def of(cls, layout: TorchLayout) -> TensorFile:
-        """Return the file of a layout with one storage."""
         ((start, size),) = layout.sizes.items()
         return cls(
             head=bytes(layout.text[:start]),
@@ -64,7 +62,6 @@ class TensorFile:
 
     @property
     def file_bytes(self) -> int:
-        """Size of the whole file."""
         return len(self.head) + self.size_bytes + len(self.sample)
 
     def tail(self, checksum: int) -> bytes | bytearray:

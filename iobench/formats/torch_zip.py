@@ -254,7 +254,6 @@ class ZipText:
         return place.start
 
     def end(self) -> bytearray:
-        """Return all bytes, with the directory."""
         start, size, count = self.size_bytes, self.directory_bytes, len(self._entries)
         few = min(count, _FULL_16)
         return bytearray().join(

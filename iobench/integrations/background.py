@@ -126,7 +126,6 @@ class BackgroundFiles:
             raise
 
     def wait(self) -> None:
-        """Wait until every file is durable. Raise what failed."""
         self._persister.wait()
         self.raise_failure()
 

@@ -30,7 +30,6 @@ class DcpFiles:
         self.location = os.fspath(location)
 
     def path(self, name: str) -> str:
-        """Return the path of the file `name`."""
         return f"{self.location.rstrip('/')}/{name}"
 
     @contextmanager
@@ -40,7 +39,6 @@ class DcpFiles:
             yield opened
 
     def exists(self, name: str) -> bool:
-        """Whether the file `name` exists."""
         try:
             with self.source(name):
                 return True

@@ -130,7 +130,6 @@ class ItemStream(io.RawIOBase):
             self.end()
 
     def end(self) -> None:
-        """Pass on everything. Raises TransferError."""
         held, self._held, self._held_bytes = self._held, [], 0
         if held:
             self._stream.write(b"".join(held))

@@ -33,7 +33,6 @@ def replace(
 
 
 def put_back(replaced: Iterable[Replaced]) -> None:
-    """Undo `replace`."""
     for names, name, stock in replaced:
         names[name] = stock
 
@@ -61,7 +60,6 @@ def bypass(reason: str = "") -> Iterator[None]:
 
 
 def bypassed() -> bool:
-    """Whether this thread is inside a bypass."""
     return bool(_reasons.value)
 
 

@@ -163,12 +163,10 @@ class OpenFile:
         return metadata_of(self._open().file.header)
 
     def get_tensor(self, name: str) -> Any:
-        """Return a tensor."""
         inner = self._open()
         return inner.read(name, inner.tensor(name).slice(), lambda file: file.get_tensor(name))
 
     def get_tensors(self) -> dict[str, Any]:
-        """Return all tensors by name."""
         return {name: self.get_tensor(name) for name in self.offset_keys()}
 
     def get_slice(self, name: str) -> SafeSlice:

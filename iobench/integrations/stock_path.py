@@ -129,7 +129,6 @@ class StockPath:
 
     @property
     def path(self) -> str:
-        """The whole path."""
         return os.path.join(self.directory, self.name)
 
     def check_room(self, size_bytes: int) -> None:

@@ -19,7 +19,6 @@ _PEERS: Registry[Peer] = Registry(GROUP, Peer, noun="peer", prefix=PREFIX)
 
 
 def names() -> list[str]:
-    """Return the names of all registered peers, available or not."""
     return _PEERS.names()
 
 

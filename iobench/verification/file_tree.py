@@ -73,11 +73,9 @@ class FileTree:
         return home, found
 
     def path(self, name: str) -> str:
-        """Return the path of the file `name`."""
         return f"{self.home}/{name}"
 
     def source(self, name: str) -> Source:
-        """Open the file `name`. Raises TransferError."""
         with transfer_errors("opening", self.path(name)):
             return self.writer.open_source(self.path(name))
 

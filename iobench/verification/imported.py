@@ -127,7 +127,6 @@ def _contents(path: str, inventory: VerifyInventory) -> tuple[FileFormat, list[T
 def _entry(
     path: str, size_bytes: int, file_format: FileFormat, tensors: list[TensorSpec]
 ) -> dict[str, Any]:
-    """Return a file as it is in a workload file."""
     entry: dict[str, Any] = {"path": f"{path}.raw" if path == RESERVED else path}
     if file_format != "raw":
         entry["format"] = file_format

@@ -129,11 +129,9 @@ class VerifyInventory:
     unproved: dict[str, str] = field(default_factory=dict)
 
     def error(self, path: str, what: str, tensor: str = "") -> None:
-        """Add damage."""
         self.findings.append(VerifyFinding(path=path, tensor=tensor, what=what))
 
     def warn(self, path: str, what: str, tensor: str = "") -> None:
-        """Add a warning."""
         found = VerifyFinding(path=path, tensor=tensor, what=what, severity="warning")
         self.findings.append(found)
 
@@ -147,7 +145,6 @@ class VerifyInventory:
         return self.files.setdefault(path, ListedFile(size_bytes=self.sizes[path]))
 
     def add(self, tensor: ListedTensor) -> None:
-        """Add a tensor; its files will be read."""
         self.tensors.append(tensor)
         for part in tensor.parts:
             self.file(part.file).parts.append((tensor, part))

@@ -67,7 +67,6 @@ class RangeCheck:
         self._hash = xxhash.xxh3_64() if one.xxh3_64 else None
 
     def update(self, data: Bytes) -> None:
-        """Take the next bytes of the range."""
         if self._hash is not None:
             self._hash.update(data.data)
         elif self._one.head:
@@ -133,7 +132,6 @@ class _Holes:
         self._start = None
 
     def finish(self) -> list[tuple[int, int]]:
-        """Return all of them at the end of the file."""
         if self._start is not None:
             self.found.append((self._start, self._stop))
         return self.found
@@ -211,7 +209,6 @@ class _FileCheck:
             layer.take(start, data)
 
     def finish(self, failed: dict[str, str]) -> None:
-        """Add the findings."""
         if self.path in failed:
             self._inventory.error(self.path, failed[self.path])
             return

@@ -58,13 +58,11 @@ class ValueCounts:
         return layers
 
     def count(self, path: str, tensor: ListedTensor, data: Bytes) -> None:
-        """Add the counts of a whole tensor."""
         running = _Running(tensor.dtype)
         running.update(data)
         self.note(path, tensor, running)
 
     def note(self, path: str, tensor: ListedTensor, found: _Running) -> None:
-        """Add the counts of a part of a tensor."""
         self.nan[path, tensor.name] += found.nan
         self.inf[path, tensor.name] += found.inf
         if 0 not in tensor.shape:

@@ -106,7 +106,6 @@ def _cost(spec: FileSpec, tensor: TensorSpec) -> int:
 
 
 def _reduced(spec: FileSpec, numbers: Sequence[int]) -> FileSpec:
-    """Return a file with only these of its tensors."""
     if len(numbers) == len(spec.tensors):
         return spec
     tensors = tuple(spec.tensors[number] for number in numbers)
@@ -124,7 +123,6 @@ def _fingerprint(specs: Iterable[FileSpec]) -> str:
 
 
 def line_of(tensor: TensorSpec) -> str:
-    """Return the line of a tensor in a workload file."""
     name = tensor.name
     if not name or not name.isprintable() or name != name.strip() or name[0] == '"':
         name = json.dumps(name)

@@ -159,7 +159,6 @@ def validate(kind: type[Entry], content: object, path: Path, prefix: tuple[str, 
 
 
 def problem(path: Path, field: str, value: object, allowed: str) -> WorkloadFileError:
-    """Return the error for one field: file, field, value, what is allowed."""
     return WorkloadFileError(f"{path}: field {field!r} is {_shown(value)}: {allowed}")
 
 

@@ -36,7 +36,6 @@ class TensorSpec:
 
     @property
     def elements(self) -> int:
-        """Number of elements."""
         return prod(self.shape)
 
     @property
@@ -68,5 +67,4 @@ class FileSpec:
 
 
 def size_of(files: Iterable[FileSpec]) -> int:
-    """Return the bytes of all `files` on storage."""
     return sum(spec.size_bytes for spec in files)

@@ -113,7 +113,6 @@ class _PickleSize:
         self._memo += 1
 
     def text(self, text: str) -> None:
-        """Count a string that is pickled in full."""
         self.size += 5 + len(text.encode())
         self.put()
 
@@ -157,7 +156,6 @@ class _PickleSize:
 
 
 def _strides(shape: Sequence[int]) -> list[int]:
-    """Return the strides of a contiguous tensor."""
     strides = [1]
     for length in reversed(shape[1:]):
         strides.append(strides[-1] * max(length, 1))
@@ -168,7 +166,6 @@ _TENSOR_PICKLE, _KEY_PICKLE, _DICT_PICKLE = 75, 10, 100  # averages of torch 2.1
 
 
 def _int_bytes(value: int) -> int:
-    """Bytes of an int in pickle protocol 2."""
     if value < 2**8:
         return 2
     if value < 2**16:

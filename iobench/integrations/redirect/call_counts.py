@@ -29,7 +29,6 @@ class Count:
     """The file of the first of these calls."""
 
     def add(self, other: Count) -> None:
-        """Add the calls of `other`."""
         self.calls += other.calls
         self.bytes += other.bytes
         self.seconds += other.seconds
@@ -60,15 +59,12 @@ class CallCounts:
         self._directory = Path(directory)
 
     def redirected(self, function: str, count: Count, fallbacks: Iterable[str] = ()) -> None:
-        """Count a call that the writer did."""
         self._append(function, "redirected", count, fallbacks=[*fallbacks])
 
     def failed(self, function: str, count: Count) -> None:
-        """Count a call that raised an error."""
         self._append(function, "failed", count)
 
     def stock(self, function: str, reason: str, count: Count) -> None:
-        """Count a call that the stock function did, by reason."""
         self._append(function, "stock", count, reason=reason)
 
     def say(self, text: str) -> None:

@@ -66,7 +66,6 @@ class Watch:
         self._actions = dict(actions)
 
     def begin(self) -> None:
-        """Start watching."""
         for name in [name for name in self._actions if name in sys.modules]:
             self._actions.pop(name)(sys.modules[name])
         sys.meta_path.insert(0, self)

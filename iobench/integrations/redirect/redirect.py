@@ -131,7 +131,6 @@ class _Call:
         return Count(calls=1, bytes=size_bytes, seconds=seconds, example=self._file)
 
     def redirected(self, moved: Transfer) -> None:
-        """Count the call as done by the writer."""
         redirect = self._redirect
         redirect.counts.redirected(redirect.name, self.count(moved.bytes), fallbacks_of(moved))
 
@@ -173,5 +172,4 @@ def reason_of(why: Exception) -> str:
 
 
 def fallbacks_of(moved: Transfer) -> list[str]:
-    """Return the writer's own fallbacks as text."""
     return [f"{one.wanted} -> {one.used}: {one.reason}" for one in moved.fallbacks]

@@ -43,7 +43,6 @@ class _DeepSpeed(Layout):
         return rank == 0
 
     def path(self, name: str) -> str:
-        """`name` in the directory of the step."""
         return f"global_step{STEP}/{name}"
 
     def optimizer_path(self, rank: int) -> str:
@@ -52,7 +51,6 @@ class _DeepSpeed(Layout):
         return self.path(f"{prefix}zero_pp_rank_{rank}_mp_rank_00_optim_states.pt")
 
     def tail(self, rank: int) -> tuple[FileSpec, ...]:
-        """The last files of rank 0: zero_to_fp32.py and latest."""
         if rank:
             return ()
         tag = len(f"global_step{STEP}")

@@ -45,7 +45,6 @@ class HfExport(Layout):
     max_shard_size: Size = 5_000_000_000
 
     def files(self, model: Model, rank: int) -> tuple[FileSpec, ...]:
-        """Config, shards, index, tokenizer."""
         del rank
         return (
             *export_files(model, DTYPES[self.precision], self.max_shard_size),

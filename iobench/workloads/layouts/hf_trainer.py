@@ -42,7 +42,6 @@ class HfTrainer(Layout):
     max_shard_size: Size = 5_000_000_000
 
     def rank_class(self, model: Model, rank: int) -> Hashable:
-        """Rank 0, and the others."""
         del model
         return rank == 0
 

@@ -102,7 +102,6 @@ class Layout(ABC):
 
 
 def raw_file(path: str, size_bytes: int, *, exact: bool = False) -> FileSpec:
-    """Return a small file of opaque bytes."""
     blob = TensorSpec(name="blob", dtype="uint8", shape=(size_bytes,))
     return FileSpec(path=path, format="raw", tensors=(blob,), size_bytes=size_bytes, exact=exact)
 

@@ -43,7 +43,6 @@ class Megatron(Layout):
 
     @property
     def dtype(self) -> str:
-        """Torch dtype name of the weights."""
         return DTYPES[self.precision]
 
     def prepare(self, model: Model) -> Model:
@@ -117,9 +116,7 @@ class Megatron(Layout):
         return replace(word_embedding, name="output_layer.weight")
 
     def path(self, name: str) -> str:
-        """`name` in the directory of the iteration."""
         return f"iter_{STEP:07d}/{name}"
 
     def tracker(self) -> FileSpec:
-        """latest_checkpointed_iteration.txt: the iteration in decimal."""
         return raw_file("latest_checkpointed_iteration.txt", len(str(STEP)), exact=True)

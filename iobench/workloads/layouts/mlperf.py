@@ -52,11 +52,9 @@ class MlPerf(Layout):
         return self._writes_model(data), self._writes_optimizer(data), layers, first, last
 
     def files(self, model: Model, rank: int) -> tuple[FileSpec, ...]:
-        """The model's file or one per layer, then the optimizer's."""
         return (*self._model_files(model, rank), *self._optimizer_files(model, rank))
 
     def _coordinates(self, rank: int) -> tuple[int, int]:
-        """Data and pipeline parallel rank."""
         data, model_rank = divmod(rank, self.tensor_parallel * self.pipeline_parallel)
         return data, model_rank // self.tensor_parallel
 

@@ -13,10 +13,8 @@ _DIRECTORY = Path(__file__).parent
 
 
 def model_names() -> list[str]:
-    """Return the names of the architectures that ship with iobench, sorted."""
     return sorted(path.stem for path in _DIRECTORY.glob("*.yaml"))
 
 
 def model_path(name: str) -> Path:
-    """Return the path of the YAML file of the architecture `name`."""
     return _DIRECTORY / f"{name}.yaml"

@@ -37,7 +37,6 @@ _NORMS: tuple[Row, ...] = (
 
 
 def _gated(prefix: str, width: str) -> tuple[Row, ...]:
-    """Return the rows of one gated network."""
     return (
         (f"model.layers.{{i}}.{prefix}.gate_proj.weight", (width, "H"), 0),
         (f"model.layers.{{i}}.{prefix}.up_proj.weight", (width, "H"), 0),

@@ -127,7 +127,6 @@ class Parameter:
 
     @property
     def elements(self) -> int:
-        """Number of elements."""
         return prod(self.shape)
 
     @property
@@ -166,12 +165,10 @@ class Family:
 
     @property
     def has_experts(self) -> bool:
-        """Whether its layers have routed experts."""
         return any("{e}" in name for name, _, _ in self.layer)
 
     @property
     def symbols(self) -> frozenset[str]:
-        """The symbols that the templates are written in."""
         rows = (*self.embedding, *self.layer, *self.dense_layer, *self.head)
         return frozenset(
             term for _, shape, _ in rows for length in shape for term in length.split("*")
@@ -215,7 +212,6 @@ class Model:
         return self._expand(self.family.embedding) if self.keep_embedding else ()
 
     def layer(self, index: int) -> tuple[Parameter, ...]:
-        """Return the tensors of layer `index`."""
         dense = index < (self.arch.num_dense_layers or 0)
         return self._expand(self.family.dense_layer if dense else self.family.layer, index)
 
@@ -230,7 +226,6 @@ class Model:
         return self._expand(self.family.head) if self.keep_head else ()
 
     def parameters(self) -> Iterator[Parameter]:
-        """Yield every tensor in state dict order."""
         yield from self.embedding()
         for index in range(self.arch.num_layers):
             yield from self.layer(index)
@@ -254,12 +249,10 @@ class Model:
 
     @property
     def num_tensors(self) -> int:
-        """Number of tensors, including buffers."""
         return self.shapes.total()
 
     @property
     def num_trained(self) -> int:
-        """Number of tensors that the optimizer updates."""
         return sum(count for (_, trained), count in self.shapes.items() if trained)
 
     def kept(self, *, layers: int, embedding: bool, head: bool) -> Model:
@@ -274,7 +267,6 @@ class Model:
         return replace(self, arch=arch, keep_embedding=embedding, keep_head=head)
 
     def with_experts(self, number: int) -> Model:
-        """Return the model with `number` routed experts a layer."""
         return replace(self, arch=replace(self.arch, num_experts=number))
 
     def shrunk(self, factor: int) -> Model:
@@ -282,7 +274,6 @@ class Model:
         return replace(self, arch=self.arch.shrunk(factor))
 
     def padded(self, multiple: int) -> Model:
-        """Return the model with its vocabulary padded to a multiple."""
         return replace(self, vocab_multiple=multiple)
 
     def _expand(self, rows: tuple[Row, ...], index: int = 0) -> tuple[Parameter, ...]:
