@@ -74,44 +74,34 @@ class DcpFile:
         self._lengths = lengths
 
     def image(
-        self,
-        path: str,
-        addresses: Numbers,
-        apart: Mapping[int, Bytes],
-        owners: object,
-        *,
-        data: Sequence[Bytes] | None = None,
-        end: bytes = b"",
+        self, path: str, addresses: Numbers, apart: Mapping[int, Bytes], owners: object
     ) -> FileImage:
-        """Return the file, then `end`, on the data of the tensors with elements at `addresses`.
+        """Return the file on the data of the tensors with elements at `addresses`, to be copied.
 
         A tensor whose number among them is in `apart` is there. `owners` keep the memory alive.
-        `data` are the bytes of these tensors, for their checksums; without it the image has other
-        ones.
+        The image has other checksums.
         """
-        held = np.frombuffer(bytearray(self._text + end), dtype=np.uint8)
+        held = np.frombuffer(self._text, dtype=np.uint8)
         if not len(held):
             return FileImage.of(path, [])
-        checksums = None
-        if data is not None:
-            checksums = _Checksums(self._stored, data, [held[cut:] for cut in self._cuts[1:-1]])
         lengths = numbers(self._lengths)
-        lengths[-1] += len(end)
         places = np.empty(len(lengths), dtype=np.int64)
         places[::2] = numbers(self._cuts[:-1]) + held.ctypes.data
         places[1::2] = addresses
         for number, memory in apart.items():
             places[2 * number + 1] = memory.ctypes.data
-        filled = lengths > 0  # the text of a file without tensors may be empty
+        filled = lengths > 0
         lengths, places = lengths[filled], places[filled]
-        return _image(path, places, lengths, (held, apart, owners), checksums)
+        starts = list(itertools.accumulate(lengths.tolist(), initial=0))[:-1]
+        owned = (held, apart, owners)
+        return ScatteredImage(path, starts=starts, addresses=places, lengths=lengths, owners=owned)
 
-    def device_image(
+    def image_of(
         self, path: str, data: Sequence[AnyMemory], *, checked: bool, end: bytes = b""
     ) -> FileImage:
         """Return the file, then `end`, on the `data` of the tensors with elements.
 
-        Some of these are on a device; they are read after what this thread has queued there.
+        Some of these may be on a device; they are read after what this thread has queued there.
         Without `checked` the image has other checksums.
         """
         held = np.frombuffer(bytearray(self._text + end), dtype=np.uint8)
@@ -120,13 +110,7 @@ class DcpFile:
         plain = PartsImage(path, [texts[0], *itertools.chain(*zip(data, texts[1:], strict=True))])
         if not checked:
             return plain
-        devices, on_host = plain.devices(), plain.host_bytes
-        if devices:
-            copies = DeviceCopies(devices)
-            staged = StagedImage(plain, _copies=copies, _device=devices[0], _unpinned={})
-            on_host = staged.host_bytes
-        checksums = _Checksums(self._stored, data, texts[1:])
-        return _DeviceImage(plain, _checksums=checksums, _on_host=on_host)
+        return _checked(plain, _Checksums(self._stored, data, texts[1:]))
 
     def streamed(self, checksum: Callable[[], int]) -> Iterator[Bytes | int]:
         """Yield the file in order: text, and the number of each tensor in place of its data.
@@ -159,16 +143,11 @@ class DcpFile:
         Those of tensors before `begin` are in it already, if they are needed.
         """
         held = np.frombuffer(bytearray(end), dtype=np.uint8)
-        lengths = numbers([self.size_bytes, len(held)])
-        filled = lengths > 0
-        if not filled.any():
-            return FileImage.of(path, [])
-        places = numbers([memory.ctypes.data, held.ctypes.data])
         stored = [one for one in self._stored if one.start >= begin]
         stops = [one.data_start + one.data_bytes for one in stored]
         data = [memory[one.data_start : stop] for one, stop in zip(stored, stops, strict=True)]
         checksums = _Checksums(stored, data, [memory[stop:] for stop in stops])
-        return _image(path, places[filled], lengths[filled], (memory, held), checksums)
+        return _checked(PartsImage(path, [memory[: self.size_bytes], held]), checksums)
 
 
 class _Checksums:
@@ -204,46 +183,30 @@ class _Checksums:
                 self._groups.append(RunningChecksums(group, put))
                 group = {}
 
-    def reach(self, start: int, stop: int, host_bytes: HostBytes | None = None) -> None:
+    def reach(self, start: int, stop: int, host_bytes: HostBytes) -> None:
         """Put those that are between `start` and `stop` of the file."""
         first, last = bisect_right(self._stops, start), bisect_left(self._starts, stop)
         for group in self._groups[first:last]:
             group.reach(stop, host_bytes)
 
 
-class _DeviceImage(WrappedImage):
-    """Like _CheckedImage; some of the memory is on a device."""
+def _checked(plain: PartsImage, checksums: _Checksums) -> FileImage:
+    """Return `plain`, whose `checksums` are put when a range of it is taken."""
+    devices, on_host = plain.devices(), plain.host_bytes
+    if devices:
+        copies = DeviceCopies(devices)
+        staged = StagedImage(plain, _copies=copies, _device=devices[0], _unpinned={})
+        on_host = staged.host_bytes
+    return _CheckedImage(plain, _checksums=checksums, _on_host=on_host)
 
+
+class _CheckedImage(WrappedImage):
     _checksums: _Checksums
     _on_host: HostBytes
 
     def pieces(self, start: int, stop: int) -> list[AnyMemory]:
         self._checksums.reach(start, stop, self._on_host)
         return super().pieces(start, stop)
-
-
-class _CheckedImage(ScatteredImage):
-    """An image whose checksums are put when a range of it is taken."""
-
-    _checksums: _Checksums
-
-    def pieces(self, start: int, stop: int) -> list[AnyMemory]:
-        self._checksums.reach(start, stop)
-        return super().pieces(start, stop)
-
-
-def _image(
-    path: str,
-    addresses: Numbers,
-    lengths: Numbers,
-    owners: object,
-    checksums: _Checksums | None,
-) -> FileImage:
-    starts = list(itertools.accumulate(lengths.tolist(), initial=0))[:-1]
-    kind = ScatteredImage if checksums is None else _CheckedImage
-    image = kind(path, starts=starts, addresses=addresses, lengths=lengths, owners=owners)
-    image._set(_checksums=checksums)
-    return image
 
 
 def _item(

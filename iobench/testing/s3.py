@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
 
-from iobench.bench.targets.local_s3 import LocalS3, local_s3, run_server
+from iobench.bench.targets.local_s3 import LocalS3, run_server
 from iobench.errors import UnavailableError
 from iobench.writers.s3 import S3Writer
 from iobench.writers.s3_store.client import S3Client

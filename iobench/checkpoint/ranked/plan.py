@@ -311,13 +311,13 @@ class RankContent:
     def image(self) -> FileImage:
         """Return the file on the trainer's memory, without the checksums in torch's format."""
         if not self.on_cpu:
-            return self._device_image(checked=False)
+            return self._on_memory(checked=False)
         places = self.plan.places
-        apart = {}
-        if places.apart:
-            stored = list(self._stored())
-            apart = {number: tensor_bytes(self._view(*stored[number])) for number in places.apart}
-        return self._image(apart)
+        stored = list(self._stored()) if places.apart else []
+        apart = {number: tensor_bytes(self._view(*stored[number])) for number in places.apart}
+        addresses = self.located.addresses[places.numbers] + places.shifts
+        owners = (self.located.owners, self.tensors)
+        return self.plan.file.image(data_file(self.rank), addresses, apart, owners)
 
     def piece_end(self, position: int) -> int:
         """Return the end of the item that begins before `position` and ends after it.
@@ -332,28 +332,11 @@ class RankContent:
 
         A checksum is computed when a writer takes its bytes.
         """
-        if not self.on_cpu:
-            return self._device_image(checked=True, end=end)
-        data = [tensor_bytes(self._view(*one)) for one in self._stored()]
-        return self._image({number: data[number] for number in self.plan.places.apart}, data, end)
+        return self._on_memory(checked=True, end=end)
 
-    def _device_image(self, *, checked: bool, end: bytes = b"") -> FileImage:
+    def _on_memory(self, *, checked: bool, end: bytes = b"") -> FileImage:
         data = [tensor_memory(self._view(*one)) for one in self._stored()]
-        return self.plan.file.device_image(data_file(self.rank), data, checked=checked, end=end)
-
-    def _image(
-        self, apart: dict[int, Bytes], data: list[Bytes] | None = None, end: bytes = b""
-    ) -> FileImage:
-        places = self.plan.places
-        addresses = self.located.addresses[places.numbers] + places.shifts
-        return self.plan.file.image(
-            data_file(self.rank),
-            addresses,
-            apart,
-            (self.located.owners, self.tensors),
-            data=data,
-            end=end,
-        )
+        return self.plan.file.image_of(data_file(self.rank), data, checked=checked, end=end)
 
     def image_in(self, memory: Bytes, end: bytes) -> FileImage:
         """Return the file whose snapshot is in `memory`, and then `end`.
