@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -68,7 +68,7 @@ def read_ahead(
     pages: Callable[[int], Bytes] = _HUGE,
     failed: Callable[[str, DataMismatchError | TransferError], None] | None = None,
     on_read: Callable[[Transfer], None] = lambda _: None,
-) -> Iterator[tuple[FileRange, Bytes]]:
+) -> Generator[tuple[FileRange, Bytes], None, None]:
     """Yield each of `ranges` and its bytes, in order, while `threads` read the next ones.
 
     `sizes` are those of the files in `home`. Each range begins at a page and has at most

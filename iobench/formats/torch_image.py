@@ -15,8 +15,6 @@ import functools
 import io
 import os
 import pickle
-import re
-import tempfile
 import threading
 import types
 import zipfile
@@ -40,7 +38,6 @@ _NO_STORAGES = frozenset(
         *(types.FunctionType, types.BuiltinFunctionType, type(torch.FloatStorage)),
     }
 )
-_PLAIN = re.compile(r"([\w-]+)\.\w+", re.ASCII)
 _LAST = "byteorder"  # the last record before the storages
 _STREAM = "archive"  # torch's name of the zip folder for a stream and for a non-ASCII path
 
@@ -74,8 +71,8 @@ def layout(
     if not options.get("_use_new_zipfile_serialization", True) or not is_like_stock():
         return None
     whole = os.path.join(target, path)
-    name = os.path.basename(path) if whole.isascii() else _STREAM
-    return _layout(path, name, state, crc, options)
+    folder = _folder(os.path.basename(path)) if whole.isascii() else _STREAM
+    return _layout(path, folder, state, crc, options)
 
 
 def stream_layout(tensor: torch.Tensor, *, crc: bool) -> TorchLayout | None:
@@ -86,49 +83,25 @@ def stream_layout(tensor: torch.Tensor, *, crc: bool) -> TorchLayout | None:
     return _layout(_STREAM, _STREAM, tensor, crc, {}) if is_like_stock() else None
 
 
-def _layout(path: str, name: str, state: Any, crc: bool, options: Mapping[str, Any]) -> TorchLayout:
-    """Return the layout of the file `path` as torch writes it under the ASCII name `name`."""
+def _layout(
+    path: str, folder: str, state: Any, crc: bool, options: Mapping[str, Any]
+) -> TorchLayout:
     records, storages = _pickled(state, **options)
     alignment: int = torch.serialization._get_storage_alignment()
-    return TorchLayout.of(path, _folder(name), records, storages, alignment=alignment, crc=crc)
+    return TorchLayout.of(path, folder, records, storages, alignment=alignment, crc=crc)
 
 
 def _folder(name: str) -> str:
-    """Return the folder in the zip of a file of this ASCII name.
+    """Return the folder in the zip of a file of this ASCII name: without its last suffix.
 
-    For most names it is the part before the dot. To ask torch takes longer than a small file, and
-    needs one in a directory for temporary files, which a killed process leaves behind.
+    The rule of torch is in caffe2/serialize/inline_container.cc. It takes a backslash for a slash.
+    Raises RuntimeError, like torch, if nothing is left.
     """
-    if name == _STREAM:
-        return _STREAM
-    plain = _PLAIN.fullmatch(name)
-    if plain and _torchs_folder("plain-name_1.pt") == "plain-name_1":
-        return plain[1]
-    return _torchs_folder(name)
-
-
-@functools.lru_cache(maxsize=64)
-def _torchs_folder(name: str) -> str:
-    """Let torch make a file of this name, and return its folder."""
-    with tempfile.TemporaryDirectory(prefix="iobench-torch-") as directory:
-        with _ascii(directory) as there:
-            file: Any = torch._C.PyTorchFileWriter(os.path.join(there, name), True, 64)
-            file.write_end_of_file()
-        with zipfile.ZipFile(os.path.join(directory, name)) as archive:
-            return archive.namelist()[0].partition("/")[0]
-
-
-@contextmanager
-def _ascii(directory: str) -> Iterator[str]:
-    """Yield an ASCII path of `directory`: torch names the zip folder after the file only then."""
-    if directory.isascii():
-        yield directory
-        return
-    fd = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        yield f"/proc/self/fd/{fd}"
-    finally:
-        os.close(fd)
+    base = name.rpartition("\\")[2]
+    folder = base[: base.rfind(".")] if "." in base else base
+    if not folder:
+        raise RuntimeError(f"invalid file name: {name}")
+    return folder
 
 
 class _Complete(Exception):  # noqa: N818 -- no error

@@ -107,11 +107,28 @@ def test_a_torch_that_writes_otherwise(
         torch_image.is_like_stock.cache_clear()
 
 
-def test_no_temporary_file_for_a_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The parts of a DCP file need none: a rank that is killed would leave it behind."""
+def test_no_temporary_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank that is killed would leave it behind."""
     torch_image.is_like_stock.cache_clear()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "absent"))
     assert torch_image.stream_layout(torch.arange(5), crc=True) is not None
+    assert torch_image.image("a b.c.pt", {"a": 1}) is not None
+
+
+@pytest.mark.parametrize(
+    "name", ["a", "a.", "a.b.pt", "..pt", "a\\b.c.pt", "x .y", "archive", "é.pt"]
+)
+def test_the_folder_has_the_name_of_torch(name: str, tmp_path: Path) -> None:
+    """The file is stock's under any name, also under those whose folder is not the stem."""
+    assert _made(name, [1]) == _stock(tmp_path / name, [1])
+
+
+@pytest.mark.parametrize("name", [".pt", "a\\.pt", "a\\"])
+def test_a_name_that_torch_refuses(name: str, tmp_path: Path) -> None:
+    """Nothing is left of it for the folder."""
+    for save in (_made, lambda name, state: _stock(tmp_path / name, state)):
+        with pytest.raises(RuntimeError, match="invalid file name"):
+            save(name, [1])
 
 
 def test_storages_in_another_order(monkeypatch: pytest.MonkeyPatch) -> None:
