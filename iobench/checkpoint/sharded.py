@@ -43,26 +43,9 @@ def load_sharded(
     world: AnyWorld = "job",
     deadline_s: float = 3600.0,
 ) -> tuple[dict[str, Any], Transfer]:
-    """Return the parts of a model that `like` names, and how they were read.
+    """Return the parts of a model that `like` names; see `iobench.safetensors.load_sharded`.
 
-    `location` is a safetensors file or a directory of them, on a file system or in a bucket. `like`
-    maps names of tensors to what this rank wants:
-
-    - a DTensor: its part, as a DTensor with the same sharding, on the device of its mesh
-    - a tensor: all of it, on the same device; on the CPU for a tensor on meta
-    - a slice, an integer, `...`, or a tuple of them: that slice, as in `safe_open`, on the CPU
-
-    With `restore_mode="all"` each rank reads its parts itself, and asks no other rank. With the
-    other modes of Checkpointer, which all ranks of the job call, bytes that several ranks want are
-    read once and exchanged. The parts of columns include the gaps between them, see `spans`: ranks
-    that cut a matrix by columns want all of it. `read_amplification` of the Transfer tells what
-    that costs.
-
-    Safetensors has no checksums: nothing is compared but the sizes and the header.
-
-    Raises TargetError where there is no such file, StateMismatchError for a tensor that the model
-    lacks, or has with another shape or dtype, and what `safe_open` raises for an index; then
-    DataMismatchError, TransferError, and RankError for a rank that is lost. All ranks fail alike.
+    With `restore_mode="all"` no other rank is asked. All ranks fail alike.
     """
     check_restore_mode(restore_mode)
     alone = restore_mode == "all"

@@ -114,8 +114,9 @@ class _Hooks:
 
         self._save(staged, save)
         if self._publishes and settings.total_limit is not None:
-            found = [(int(path.name.rpartition("_")[2]), path) for path in _numbered(checkpoints)]
-            for _, path in sorted(found)[: -settings.total_limit]:
+            named = checkpoints.glob("checkpoint_*")
+            found = sorted((int(one.name[11:]), one) for one in named if one.name[11:].isdigit())
+            for _, path in found[: -settings.total_limit]:
                 remove_tree(path)
         accelerator.wait_for_everyone()
         return final
@@ -144,7 +145,3 @@ class _Hooks:
         if self._publishes:
             staged.publish(keep_others=True)
         self._accelerator.wait_for_everyone()
-
-
-def _numbered(directory: Path) -> list[Path]:
-    return [path for path in directory.glob("checkpoint_*") if path.name[11:].isdigit()]

@@ -24,6 +24,7 @@ from iobench.formats import torch_image
 from iobench.formats.tensors import flat_tensor
 from iobench.formats.torch_image import crc32_setting
 from iobench.formats.torch_layout import TorchLayout
+from iobench.units import parse_size
 from iobench.writers.base import Writer
 from iobench.writers.blocks import interpreter_end
 from iobench.writers.blocks.channel import Lease
@@ -49,7 +50,8 @@ class BackgroundFiles:
     `raise_failure`, `wait` and `close` raise errors of the background.
     """
 
-    def __init__(self, writer: Writer, *, slots: int = 2, budget_bytes: int | None = None) -> None:
+    def __init__(self, writer: Writer, *, slots: int = 2, budget: int | str | None = None) -> None:
+        budget_bytes = None if budget is None else parse_size(budget)
         if slots < 1:
             raise OptionError(f"slots={slots}: at least 1")
         self._persist = _Persist(writer=writer)

@@ -30,7 +30,6 @@ from iobench.integrations import torch_dropins
 from iobench.integrations.background import BackgroundFiles
 from iobench.integrations.default_writer import chosen_writer
 from iobench.integrations.needs import needs
-from iobench.units import parse_size
 from iobench.writers.blocks import interpreter_end
 from iobench.writers.buffered import BufferedWriter
 from iobench.writers.config import WriterLike
@@ -114,9 +113,7 @@ class DecoupledCheckpointEngine(CheckpointEngine):
         budget: int | str | None = None,
     ) -> None:
         super().__init__(writer, config_params)
-        self._background = BackgroundFiles(
-            self._writer, slots=slots, budget_bytes=None if budget is None else parse_size(budget)
-        )
+        self._background = BackgroundFiles(self._writer, slots=slots, budget=budget)
         self._info: CheckpointCommitInfo | None = None
         self._failure: Exception | None = None
         # DeepSpeed's `__del__` calls cleanup too, but logs an error as "debug" and exits with 0.
@@ -186,7 +183,8 @@ class DecoupledCheckpointEngine(CheckpointEngine):
         """
         info, self._info = self._info, None
         try:
-            if info is not None and not (_world_size() > 1 and _ends_by_error()):
+            several = torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1
+            if info is not None and not (several and _ends_by_error()):
                 self._finish(info)
         finally:
             self._background.close()
@@ -222,11 +220,7 @@ def attach(
             f"{type(engine).__name__} has no checkpoint_engine; attach to the engine, the first "
             "value that deepspeed.initialize returns"
         )
-    made = (
-        DecoupledCheckpointEngine(writer, **options)
-        if decoupled
-        else CheckpointEngine(writer, **options)
-    )
+    made = (DecoupledCheckpointEngine if decoupled else CheckpointEngine)(writer, **options)
     before.cleanup()
     engine.checkpoint_engine = made
     return made
@@ -236,10 +230,6 @@ def _rank() -> int:
     if torch.distributed.is_initialized():
         return torch.distributed.get_rank()
     return int(os.environ.get("RANK") or 0)
-
-
-def _world_size() -> int:
-    return torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
 
 
 def _on_every_rank(durable: bool) -> bool:

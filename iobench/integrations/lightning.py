@@ -22,7 +22,6 @@ from iobench.integrations import torch_dropins
 from iobench.integrations.background import BackgroundFiles, absolute
 from iobench.integrations.default_writer import chosen_writer
 from iobench.integrations.needs import needs
-from iobench.units import parse_size
 from iobench.writers.config import WriterLike
 from iobench.writers.removal import remove_file
 from iobench.writers.transfer import Transfer
@@ -94,9 +93,7 @@ class AsyncCheckpointIO(CheckpointIO):
         self, writer: WriterLike = "hybrid", *, slots: int = 2, budget: int | str | None = None
     ) -> None:
         super().__init__(writer)
-        self._background = BackgroundFiles(
-            self._writer, slots=slots, budget_bytes=None if budget is None else parse_size(budget)
-        )
+        self._background = BackgroundFiles(self._writer, slots=slots, budget=budget)
 
     @property
     def saves(self) -> tuple[Save, ...]:

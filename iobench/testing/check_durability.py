@@ -160,17 +160,7 @@ def a_name_that_is_a_pipe_or_device(harness: WriterHarness) -> None:
     directory = _directory(harness)
     if directory is None:
         return
-    path = directory / "special"
-    harness._made.add("special")
-    kinds: list[Callable[[], None]] = [lambda: os.mkfifo(path)]
-    if os.geteuid() == 0:
-        null = os.makedev(1, 3)
-        kinds.append(lambda: os.mknod(path, stat.S_IFCHR | 0o600, null))
-    for make in kinds:
-        try:
-            make()
-        except OSError:  # the file system has none, or the container forbids them
-            continue
+    for path, _ in _special_files(harness, directory):
         before = path.lstat()
         # A pipe without a reader would stop a writer that opens it.
         reader = os.open(path, os.O_RDWR | os.O_NONBLOCK) if path.is_fifo() else -1
@@ -182,8 +172,6 @@ def a_name_that_is_a_pipe_or_device(harness: WriterHarness) -> None:
                 os.close(reader)
         after = path.lstat()
         expect((after.st_ino, after.st_mode) == (before.st_ino, before.st_mode), "was replaced")
-        path.unlink()
-    harness._made.discard("special")
 
 
 @check()
@@ -192,6 +180,17 @@ def special_files_are_not_read(harness: WriterHarness) -> None:
     directory = _directory(harness)
     if directory is None:
         return
+    for _, kind in _special_files(harness, directory):
+        for read in (
+            lambda: harness.read(harness.image("special", content(10))),
+            lambda: harness.writer.open_source(harness.test_target.locate("special")).close(),
+        ):
+            error = expect_raises(TransferError, read)
+            expect(kind in str(error), f"the message does not say that it is {kind}: {error}")
+
+
+def _special_files(harness: WriterHarness, directory: Path) -> Iterator[tuple[Path, str]]:
+    """Yield a pipe, a socket and a device of one name, each with what it is, as far as possible."""
     path = directory / "special"
     harness._made.add("special")
     with socket.socket(socket.AF_UNIX) as bound:
@@ -207,12 +206,7 @@ def special_files_are_not_read(harness: WriterHarness) -> None:
                 make()
             except OSError:  # the file system has none, or the container forbids them
                 continue
-            for read in (
-                lambda: harness.read(harness.image("special", content(10))),
-                lambda: harness.writer.open_source(harness.test_target.locate("special")).close(),
-            ):
-                error = expect_raises(TransferError, read)
-                expect(kind in str(error), f"the message does not say that it is {kind}: {error}")
+            yield path, kind
             path.unlink()
     harness._made.discard("special")
 

@@ -71,14 +71,9 @@ class Directory:
         RELEASE of its close. The kernel does not wait for that. A file that stays is returned.
         """
         until = time.monotonic() + _FUSE_RELEASES_WITHIN_S
-        while _is_hidden_by_fuse(found := self._names()) and time.monotonic() < until:
+        while True:
+            found = [path for path in self.path.rglob("*") if not path.is_dir()]
+            hidden = any(path.name.startswith(".fuse_hidden") for path in found)
+            if not hidden or time.monotonic() > until:
+                return {str(path.relative_to(self.path)) for path in found}
             time.sleep(0.01)
-        return found
-
-    def _names(self) -> set[str]:
-        found = (path for path in self.path.rglob("*") if not path.is_dir())
-        return {str(path.relative_to(self.path)) for path in found}
-
-
-def _is_hidden_by_fuse(names: set[str]) -> bool:
-    return any(Path(name).name.startswith(".fuse_hidden") for name in names)

@@ -51,7 +51,8 @@ def verify(
     began = time.perf_counter()
     location = FileTree(path, writer_for(path, writer))
     inventory = inventory_of(location)
-    sidecar, recorded, counts = _sidecar(location), dict[str, _Recorder](), ValueCounts()
+    sidecar = f"{next(iter(location.sizes))}.{SIDECAR}" if location.single else SIDECAR
+    recorded, counts = dict[str, _Recorder](), ValueCounts()
     if record:
         for name, size in location.sizes.items():
             if size >= 0 and name != sidecar:
@@ -109,10 +110,6 @@ def _unproved(inventory: VerifyInventory) -> dict[str, str]:
         if path in inventory.files
         and inventory.files[path].proved_bytes < inventory.files[path].size_bytes
     }
-
-
-def _sidecar(location: FileTree) -> str:
-    return f"{next(iter(location.sizes))}.{SIDECAR}" if location.single else SIDECAR
 
 
 def _add_recorded(inventory: VerifyInventory, location: FileTree, sidecar: str) -> None:

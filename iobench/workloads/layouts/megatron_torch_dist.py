@@ -72,14 +72,12 @@ class MegatronTorchDist(Megatron):
 
     def _weights(self, parameters: list[Parameter], at: Coordinates) -> list[TensorSpec]:
         """Return the weights that this data parallel rank saves."""
-        return [
-            weight
-            for held, ranks, index in self._groups(parameters, at)
-            for weight in _deal((self._weight(p) for p in held if _saves(p, at)), ranks)[index]
-        ]
-
-    def _weight(self, parameter: Parameter) -> TensorSpec:
-        return TensorSpec(name=parameter.name, dtype=self.dtype, shape=parameter.shape)
+        found: list[TensorSpec] = []
+        for held, ranks, index in self._groups(parameters, at):
+            saved = (p for p in held if _saves(p, at))
+            specs = (TensorSpec(name=p.name, dtype=self.dtype, shape=p.shape) for p in saved)
+            found += _deal(specs, ranks)[index]
+        return found
 
     def _groups(
         self, parameters: list[Parameter], at: Coordinates
