@@ -224,7 +224,7 @@ def _item(
                 "unknown to this iobench.",
                 "Use torch 2.13, or dcp.save.",
             )
-        head, tail, size = made.head, made.sample, made.size_bytes
+        head, tail, size = made.head, made.text[len(made.head) :], made.size_bytes
     length = len(head) + size + len(tail)
     padding = -(start + length) % ALIGNMENT
     item = DcpItem(start, length, start + length + padding, start + len(head), size, made)

@@ -40,16 +40,6 @@ class Missing:
     id_entry: int
     """Positions of the serialization id, and of its CRC32 in the directory."""
 
-    def after_bytes(self, count: int) -> Missing:
-        """Return the positions in a text without its first `count` bytes."""
-        return replace(
-            self,
-            descriptors=[at - count for at in self.descriptors],
-            entries=[at - count for at in self.entries],
-            id_start=self.id_start - count,
-            id_entry=self.id_entry - count,
-        )
-
     def put(self, text: bytearray, checksums: Sequence[int]) -> None:
         """Write the CRC32s of the storages into `text`, and all that depends on them.
 

@@ -16,7 +16,7 @@ import torch
 from isal import isal_zlib
 
 from iobench.formats import torch_image
-from iobench.formats.torch_layout import Missing, TorchLayout
+from iobench.formats.torch_layout import Missing
 from iobench.units import MIB
 from iobench.writers.blocks.pages import fresh_pages
 from iobench.writers.image import Bytes
@@ -45,32 +45,17 @@ class TensorFile:
 
     head: bytes = field(repr=False)
     size_bytes: int
-    sample: bytes = field(repr=False)
-    """The tail without the CRC32 of the data and what depends on it."""
+    text: bytes = field(repr=False)
+    """All but the data, without their CRC32 and what depends on it."""
     missing: Missing | None = field(repr=False)
-    """Their positions in it; None without CRC32."""
-
-    @classmethod
-    def of(cls, layout: TorchLayout) -> TensorFile:
-        ((start, size),) = layout.sizes.items()
-        return cls(
-            head=bytes(layout.text[:start]),
-            size_bytes=size,
-            sample=bytes(layout.text[start:]),
-            missing=layout.missing and layout.missing.after_bytes(start),
-        )
-
-    @property
-    def file_bytes(self) -> int:
-        return len(self.head) + self.size_bytes + len(self.sample)
+    """The positions of these in `text`; None without CRC32."""
 
     def tail(self, checksum: int) -> bytes | bytearray:
         """Return the bytes after data whose CRC32 is `checksum`."""
-        if self.missing is None:
-            return self.sample
-        tail = bytearray(self.sample)
-        self.missing.put(tail, [checksum])
-        return tail
+        text = bytearray(self.text)
+        if self.missing is not None:
+            self.missing.put(text, [checksum])
+        return text[len(self.head) :]
 
 
 def file_parts(tensor: torch.Tensor, found: Settings) -> tuple[Any, ...] | None:
@@ -147,4 +132,8 @@ def _template(
     else:
         return None
     layout = torch_image.stream_layout(sample, crc=found.crc)
-    return TensorFile.of(layout) if layout is not None else None
+    if layout is None:
+        return None
+    ((start, size),) = layout.sizes.items()
+    text = bytes(layout.text)
+    return TensorFile(head=text[:start], size_bytes=size, text=text, missing=layout.missing)
