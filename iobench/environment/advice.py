@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -96,15 +96,14 @@ def _fail(subject: str, message: str, remedy: str) -> Advice:
 
 def advise(machine: dict[str, Any], storage: dict[str, Any], probes: list[Probe]) -> list[Advice]:
     """Return the advice on a machine, a storage and its probes, in the order of a report."""
-    rules: tuple[Callable[[], Iterator[Advice]], ...] = (
-        lambda: _machine(machine),
-        lambda: _space(storage),
-        lambda: _kind(storage),
-        lambda: _options(storage),
-        lambda: _device(storage),
-        lambda: _probes(probes),
-    )
-    return [advice for rule in rules for advice in rule()]
+    return [
+        *_machine(machine),
+        *_space(storage),
+        *_kind(storage),
+        *_options(storage),
+        *_device(storage),
+        *_probes(probes),
+    ]
 
 
 def _machine(machine: dict[str, Any]) -> Iterator[Advice]:
