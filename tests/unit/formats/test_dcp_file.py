@@ -61,7 +61,7 @@ def _compare(kinds: list[tuple[torch.dtype, list[int]]], end: bytes, step: int) 
     stored = [tensor for tensor in tensors if tensor.numel()]
     data = [tensor_bytes(tensor) for tensor in stored]
     addresses = np.array([tensor.data_ptr() for tensor in stored], dtype=np.int64)
-    image = file.image("f", addresses, {}, tensors, data=data, end=end)
+    image = file.image_of("f", data, checked=True, end=end)
     whole = _taken(image, step)
     assert len(whole) == file.size_bytes + len(end)
     assert whole.endswith(end)
@@ -80,8 +80,7 @@ def _file(tensors: list[torch.Tensor]) -> tuple[DcpFile, Callable[[], FileImage]
     """The file of tensors, and what makes an image of it."""
     file = DcpFile([(tensor.dtype, tuple(tensor.shape)) for tensor in tensors])
     data = [tensor_bytes(tensor) for tensor in tensors]
-    addresses = np.array([tensor.data_ptr() for tensor in tensors], dtype=np.int64)
-    return file, lambda: file.image("f", addresses, {}, tensors, data=data)
+    return file, lambda: file.image_of("f", data, checked=True)
 
 
 def test_the_end_of_a_file_needs_no_checksum_of_its_begin() -> None:
