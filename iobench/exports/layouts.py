@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import pickle
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -28,6 +27,7 @@ from iobench.formats.torch_index import DAMAGE
 from iobench.verification import dcp
 from iobench.verification.inventory import ListedTensor
 from iobench.workloads.layouts.hf_export import split_shards
+from iobench.workloads.layouts.layout import shard_index
 from iobench.workloads.specs import TensorSpec
 from iobench.writers.image import Bytes, FileImage
 
@@ -116,15 +116,12 @@ def index_of(format_: ExportFormat, files: Sequence[ExportFile]) -> list[FileIma
     if format_ == "torch" or len(files) == 1:
         return []
     listed = [(tensor, file.path) for file in files for tensor in file.tensors]
-    index = {
-        "metadata": {
-            "total_parameters": sum(prod(tensor.source.shape) for tensor, _ in listed),
-            "total_size": sum(tensor.size_bytes for tensor, _ in listed),
-        },
-        "weight_map": {tensor.names[0]: path for tensor, path in listed},
-    }
-    text = json.dumps(index, indent=2, sort_keys=True) + "\n"
-    return [FileImage.of(_INDEX, [text.encode()])]
+    index = shard_index(
+        sum(prod(tensor.source.shape) for tensor, _ in listed),
+        sum(tensor.size_bytes for tensor, _ in listed),
+        {tensor.names[0]: path for tensor, path in listed},
+    )
+    return [FileImage.of(_INDEX, [index])]
 
 
 def _safetensors_file(path: str, tensors: Sequence[ExportTensor]) -> ExportFile:

@@ -124,7 +124,9 @@ def _in_file_order(
 def _metadata_entries(metadata: Mapping[str, str] | None) -> list[str]:
     if not metadata:
         return []
-    _check_metadata(metadata)
+    for pair in metadata.items():
+        if not all(isinstance(text, str) for text in pair):
+            raise ValueError(f"metadata {pair!r}: both must be str; convert them")
     return [f'"{METADATA}":{_json(dict(sorted(metadata.items())))}']
 
 
@@ -148,19 +150,7 @@ def _entries(
 @lru_cache(maxsize=4096)  # a file has thousands of tensors of a dozen shapes
 def _described(dtype: str, shape: tuple[int, ...]) -> tuple[str, int]:
     """Return dtype and shape as JSON, and the size in bytes."""
-    code, element_bytes = DTYPES[dtype]
-    return f'"dtype":"{code}","shape":{_json(_file_shape(dtype, shape))}', prod(
-        shape
-    ) * element_bytes
-
-
-def _check_metadata(metadata: Mapping[str, str]) -> None:
-    for pair in metadata.items():
-        if not all(isinstance(text, str) for text in pair):
-            raise ValueError(f"metadata {pair!r}: both must be str; convert them")
-
-
-def _file_shape(dtype: str, shape: tuple[int, ...]) -> list[int]:
-    if not shape or dtype not in _PACKED:
-        return list(shape)
-    return [*shape[:-1], shape[-1] * _PACKED[dtype]]
+    (code, element_bytes), in_file = DTYPES[dtype], list(shape)
+    if shape:
+        in_file[-1] *= _PACKED.get(dtype, 1)
+    return f'"dtype":"{code}","shape":{_json(in_file)}', prod(shape) * element_bytes

@@ -107,18 +107,17 @@ class TensorLayouts:
                 list(map(_dtype_of, tensors)) == self._dtypes
                 and list(map(_shape_of, tensors)) == self._shapes
                 and list(map(torch.Tensor.stride, tensors)) == self._strides
-                and self._same_devices(tensors)
+                and (
+                    all(map(_is_cpu, tensors))
+                    if self.on_cpu
+                    else list(map(_device_of, tensors)) == self._devices
+                )
             )
             return self.locate_same(tensors) if same else None
         except RuntimeError:
             # A nested tensor has no shape, others have no strides or no storage. A question for
             # the layout of each would take 0.15 us per tensor.
             return None
-
-    def _same_devices(self, tensors: Sequence[torch.Tensor]) -> bool:
-        if self.on_cpu:
-            return all(map(_is_cpu, tensors))
-        return list(map(_device_of, tensors)) == self._devices
 
     def _lazy(self, tensors: Sequence[torch.Tensor]) -> Iterator[int]:
         """Yield the numbers of the tensors with lazy conjugation or negation.

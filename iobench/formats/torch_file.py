@@ -148,17 +148,12 @@ def _unpickled(
         try:
             state = unpickled(pickled, storage_of, **options)
         except pickle.UnpicklingError:
-            _refusal_of_torch(source, weights_only)
+            source.seek(0)  # torch.load raises its own error, which says what to do
+            torch.load(cast(IO[bytes], source), map_location="meta", weights_only=weights_only)
             raise
     if left:
         raise other
     return state
-
-
-def _refusal_of_torch(source: Source, weights_only: bool) -> None:
-    """Let torch.load raise its own error, which says what to do."""
-    source.seek(0)
-    torch.load(cast(IO[bytes], source), map_location="meta", weights_only=weights_only)
 
 
 @contextmanager

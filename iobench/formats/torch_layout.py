@@ -7,7 +7,7 @@ import io
 import itertools
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -137,10 +137,6 @@ class TorchLayout:
         return cls(
             path=path, size_bytes=len(data), text=data, sizes={}, storages={}, devices=frozenset()
         )
-
-    def without_storages(self) -> TorchLayout:
-        """Return the same without references to storages, for a caller that has copied them."""
-        return replace(self, storages={})
 
     def memories(self) -> dict[int, AnyMemory]:
         """Return the storages' host or CUDA memory, by offset in the file."""

@@ -10,7 +10,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -87,7 +87,7 @@ class BackgroundFiles:
         save = Save(
             step=step, status="copying", created_s=time.time(), size_bytes=layout.size_bytes
         )
-        file_to_write = _File(layout=layout.without_storages(), directory=directory)
+        file_to_write = _File(layout=replace(layout, storages={}), directory=directory)
         lease = Lease(Snapshot(save=save, content=file_to_write))
         try:
             self._persister.take(lease, pinned="cuda" in layout.devices)

@@ -82,8 +82,7 @@ def load_file(
             return safetensors_transfer.load(chosen, filename, device, backend=backend)[0]
         except Exception as why:  # noqa: BLE001 -- safetensors loads it, or raises its own error
             check_stock_can_load("safetensors.torch.load_file", filename, why)
-            options = {} if backend == "mmap" else {"backend": backend}
-            tensors = safetensors.torch.load_file(filename, device, **options)
+            tensors = safetensors.torch.load_file(filename, device, backend=backend)
             log_fallback("safetensors.torch.load_file", filename, why)
             return tensors
 
@@ -119,9 +118,8 @@ def safe_open(
         )
     except Exception as why:  # noqa: BLE001 -- safetensors opens it, or raises its own error
         check_stock_can_load(safetensors_open.NAME, filename, why)
-        options = {} if backend == "mmap" else {"backend": backend}
         with bypass():
-            opened = safetensors.safe_open(filename, framework, device, **options)
+            opened = safetensors.safe_open(filename, framework, device, backend=backend)
         on_stock(why)
         return opened
 

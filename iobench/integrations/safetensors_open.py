@@ -65,9 +65,8 @@ def opened(
         )
 
     def stock() -> Any:
-        options = {} if backend == "mmap" else {"backend": backend}
         with bypass():
-            return safetensors.safe_open(filename, framework, device, **options)
+            return safetensors.safe_open(filename, framework, device, backend=backend)
 
     return OpenFile(_Inner(file, stock, on_stock, moved, on_read))
 

@@ -168,7 +168,8 @@ def _replaced_in_place(path: str) -> int:
     try:
         found = os.stat(path)
     except FileNotFoundError:
-        _check_new(path)
+        if os.path.islink(path) and not os.path.isdir(os.path.dirname(os.path.realpath(path))):
+            raise Unsupported("a link into a directory that does not exist") from None
         return 0
     if not stat.S_ISREG(found.st_mode):
         raise Unsupported("not a regular file")
@@ -193,12 +194,6 @@ def _replaced_in_place(path: str) -> int:
     if _is_mounted(real):
         raise Unsupported("the old file is a mount point")
     return found.st_size
-
-
-def _check_new(path: str) -> None:
-    """Raise Unsupported for a dangling link whose target's directory does not exist."""
-    if os.path.islink(path) and not os.path.isdir(os.path.dirname(os.path.realpath(path))):
-        raise Unsupported("a link into a directory that does not exist")
 
 
 def _has_our_owner(found: os.stat_result, directory: os.stat_result) -> bool:

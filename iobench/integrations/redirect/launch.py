@@ -150,7 +150,10 @@ def summary(outcome: ExecOutcome, writer: Writer) -> Iterator[str]:
     options = ",".join(writer.options.changed())
     name = f"{writer.name},{options}" if options else writer.name
     if not outcome.functions:
-        yield f"nothing was redirected to {name}: {_why_nothing(outcome)}"
+        why = "no Python process with iobench loaded torch or safetensors"
+        if outcome.processes:
+            why = "the script saved and loaded nothing"
+        yield f"nothing was redirected to {name}: {why}"
     else:
         yield f"redirected to {name}, in {_number(outcome.processes, 'process', 'processes')}:"
     width = max((len(function) for function in outcome.functions), default=0)
@@ -165,12 +168,6 @@ def summary(outcome: ExecOutcome, writer: Writer) -> Iterator[str]:
         if entry.failed.calls:
             yield f"  {function:{width}}  {_plain(entry.failed)} FAILED ({entry.failed.example})"
     yield from outcome.problems
-
-
-def _why_nothing(outcome: ExecOutcome) -> str:
-    if outcome.processes:
-        return "the script saved and loaded nothing"
-    return "no Python process with iobench loaded torch or safetensors"
 
 
 def _moved(count: Count) -> str:

@@ -157,11 +157,13 @@ def dcp_metadata_file(path: str, chunks: int) -> FileSpec:
 
 def index_file(path: str, shards: Sequence[FileSpec], parameters: int) -> FileSpec:
     """Return `model.safetensors.index.json` of `shards`, like transformers since 4.51."""
-    document = {
-        "metadata": {
-            "total_parameters": parameters,
-            "total_size": sum(shard.payload_bytes for shard in shards),
-        },
-        "weight_map": {t.name: shard.path for shard in shards for t in shard.tensors},
-    }
-    return raw_file(path, len(json.dumps(document, indent=2, sort_keys=True)) + 1)
+    size = sum(shard.payload_bytes for shard in shards)
+    names = {t.name: shard.path for shard in shards for t in shard.tensors}
+    return raw_file(path, len(shard_index(parameters, size, names)))
+
+
+def shard_index(parameters: int, size_bytes: int, files: dict[str, str]) -> bytes:
+    """Return the text of that file; `files` are the names of shards by tensor."""
+    counts = {"total_parameters": parameters, "total_size": size_bytes}
+    document = {"metadata": counts, "weight_map": files}
+    return (json.dumps(document, indent=2, sort_keys=True) + "\n").encode()
