@@ -173,7 +173,7 @@ def test_nothing_follows_an_earlier_failure(
 
 def test_too_large(tmp_path: Path) -> None:
     """A copy that does not fit is refused before memory is taken."""
-    with files(BufferedWriter(), budget_bytes=1 << 16) as background:
+    with files(BufferedWriter(), budget=1 << 16) as background:
         with pytest.raises(StateError, match="budget"):
             background.save({"n": torch.zeros(1 << 16)}, tmp_path / "1.pt")
         background.save({"n": torch.zeros(16)}, tmp_path / "2.pt")
