@@ -17,7 +17,7 @@ from iobench.goodput.goodput import DAY_S, Costs, TrainingJob
 costs = st.builds(
     Costs,
     blocking_s=st.floats(1e-3, 1e4),
-    persist_s=st.floats(0, 1e4),
+    persist_s=st.just(0.0) | st.floats(1e-3, 1e4),
     restore_s=st.floats(0, 1e4),
 )
 jobs = st.builds(TrainingJob, nodes=st.integers(1, 131_072), restart_s=st.floats(0, 3600))
