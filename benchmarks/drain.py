@@ -57,10 +57,9 @@ def main() -> None:
     monitor = DeviceMonitor(given.target)
     with arms.Record(given.record, target=given.target) as kept:
         for turn, arm in arms.in_rounds(("writer", "drain"), given.rounds):
-            memory = torch.from_numpy(np.random.default_rng(turn).random(given.size // 8))
             with scratch_directory(given.target) as target:
                 with settled(target, monitor):
-                    pass
+                    memory = torch.from_numpy(np.random.default_rng(turn).random(given.size // 8))
                 if arm == "writer":
                     taken_s = writes(memory, target, given.writer)
                 else:

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -137,10 +136,8 @@ def main() -> None:
     ):
         monitor = DeviceMonitor(directory)
         for turn, arm in arms.in_rounds(found, asked.rounds):
-            arms.fill(memory, turn)
-            os.sync()
             with settled(directory, monitor):
-                pass
+                arms.fill(memory, turn)
             if arm == "fio":
                 figures = by_fio(directory, asked.size, asked.bs)
             else:
