@@ -228,8 +228,11 @@ def _is_ours(word: str) -> bool:
 
 @cache
 def _vocabulary() -> frozenset[str]:
-    """The words of iobench's source, and of its workloads: messages are made of them."""
+    """The words of iobench's source, and of its workloads: messages are made of them.
+
+    The places in examples, such as ./checkpoint-1000, are also those of users.
+    """
     found = set(workloads.names())
     for path in Path(__file__).parents[1].rglob("*.py"):
         found.update(one.strip(".:!?") for one in _WORD.findall(path.read_text("utf-8")))
-    return frozenset(found)
+    return frozenset(one for one in found if not one.startswith("/"))

@@ -154,14 +154,14 @@ def warned(size: int, local: str, remote: str) -> list[Any]:
     """Close while a filter makes errors of warnings; open and close again."""
     world = in_world(size)
 
-    def finish(*_: Any) -> bool:
+    def wait(*_: Any) -> bool:
         warnings.warn("step 1 is not copied", RuntimeWarning, stacklevel=2)
         return False
 
     with contextlib.ExitStack() as stack:
         ckpt = stack.enter_context(_opened(size, local, remote, {}))
         ckpt.save({"w": torch.ones(3)}, 1)
-        with mock.patch.object(Drain, "_finish", finish), warnings.catch_warnings():
+        with mock.patch.object(Drain, "_wait", wait), warnings.catch_warnings():
             warnings.simplefilter("error", RuntimeWarning)
             first = _raised(ckpt.close)
         open_still = ckpt._unclosed.alive

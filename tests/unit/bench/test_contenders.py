@@ -14,8 +14,8 @@ from support.cli import app
 from typer.testing import CliRunner
 
 from iobench import peers
+from iobench.bench import choose as contenders
 from iobench.bench.choose import choose
-from iobench.bench.contenders import choose as contenders
 from iobench.bench.contenders.base import Contender, WriterContender
 from iobench.bench.contenders.peer import PeerContender
 from iobench.errors import OptionError, UnavailableError, UnknownNameError, UsageError

@@ -12,8 +12,8 @@ import pytest
 
 from iobench.bench import plan as plan_module
 from iobench.bench.axes import Axes
+from iobench.bench import choose
 from iobench.bench.choose import split_targets
-from iobench.bench.contenders import choose
 from iobench.bench.fio import JOBS
 from iobench.bench.plan import Plan
 from iobench.bench.planning import Rates, make_plan, plan_lines
