@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from iobench.bench import choose
 from iobench.bench import plan as plan_module
 from iobench.bench.axes import Axes
-from iobench.bench import choose
 from iobench.bench.choose import split_targets
 from iobench.bench.fio import JOBS
 from iobench.bench.plan import Plan
