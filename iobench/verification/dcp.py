@@ -33,7 +33,11 @@ _ADMITTED: dict[tuple[str, str], Any] = {
     ("torch", "Size"): torch.Size,
     ("torch.serialization", "_get_layout"): lambda name: name,
     ("collections", "OrderedDict"): dict,
-    **{("pathlib", name): lambda *parts: "/".join(parts) for name in ("PosixPath", "Path")},
+    **{
+        (module, name): lambda *parts: "/".join(parts)
+        for module in ("pathlib", "pathlib._local")  # the other one in Python 3.13
+        for name in ("PosixPath", "Path")
+    },
     **{
         ("torch", name): value
         for name, value in vars(torch).items()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import pickle
@@ -449,3 +450,12 @@ def test_a_hole_at_the_edge_of_a_window(
     assert iobench.verify(tmp_path).ok
     zeros(file, page)
     assert [(one.path, one.tensor) for one in iobench.verify(tmp_path).errors] == [(file.name, "w")]
+
+
+@pytest.mark.parametrize("module", ["pathlib", "pathlib._local"])
+def test_a_path_in_metadata(module: str) -> None:
+    """DCP writes the path of its save; Python 3.13 has another module for it than 3.12 and 3.14."""
+    from iobench.verification.dcp import _Unpickler
+
+    pickled = f"c{module}\nPosixPath\n(S'runs'\nS'a'\ntR.".encode()
+    assert _Unpickler(io.BytesIO(pickled)).load() == "runs/a"
