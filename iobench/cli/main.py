@@ -73,6 +73,11 @@ def _usage(error: Any) -> NoReturn:
     """Report a command line that cannot be parsed; print the help for an empty one."""
     if is_other_rank():
         sys.exit(error.exit_code)
+    if found := getattr(error, "possibilities", None):  # of an unknown option
+        hidden: set[str] = set()
+        for one in error.ctx.command.params:
+            hidden.update((*one.opts, *one.secondary_opts) if one.hidden else ())
+        error.possibilities = [name for name in found if name not in hidden]
     message = error.format_message().replace("Value error, ", "")  # pydantic's word
     if message.startswith("Usage:"):
         error.show()
@@ -81,6 +86,7 @@ def _usage(error: Any) -> NoReturn:
     command = f"{error.ctx.command_path} --help" if error.ctx else "iobench --help"
     if found := re.fullmatch(r"Invalid value for '(\S+)': Input should be (.*)", message):
         option, allowed = found.groups()  # pydantic's words, without the value
+        allowed = allowed.partition(", unable to parse")[0]
         after = sys.argv[sys.argv.index(option) + 1 :][:1] if option in sys.argv else []
         message = f"{' '.join((option, *after))}: must be {allowed}"
     if found := re.fullmatch(r"Invalid value for '(\S+)': '(.*)' is not one of (.*)", message):

@@ -31,7 +31,9 @@ CASES = {
     "run --writer odirect,threads=0": "writer odirect: option threads=0: must be from 1 to 256",
     "run --writer null,uring,thread=1": "writer uring: unknown option 'thread'",
     "run --workload lama7b": "unknown workload 'lama7b'; did you mean 'llama7b'?\n",
-    "run --precision 5%": "No such option: --precision",
+    "run --precision 5%": "No such option: --precision; see",  # nor is a hidden one proposed
+    "run --repeat auto:100%": "--repeat auto:100%: the width must be below 100%",
+    "train --repeat auto": "--repeat auto: must be a valid integer; see",
     "run --background yes": "--background yes: must be none or restore",
     "run --rules nope": "unknown rules 'nope'. Known: mlperf",
     "run -o run.jsonl": "run.jsonl exists and is not overwritten; choose another name",

@@ -70,6 +70,8 @@ class Repeat:
                     value = max_s = parse_seconds(text, "--repeat auto:")
                 if not value:
                     raise UsageError(f"--repeat auto:{limits:.40}: {text} must be above zero")
+            if precision >= 1:
+                raise UsageError(f"--repeat auto:{limits:.40}: the width must be below 100%")
             return cls(times=_LEAST_AUTO, precision=precision, max_s=max_s)
         if not re.fullmatch("[0-9]{1,6}", repeat) or int(repeat) < 1:
             raise UsageError(

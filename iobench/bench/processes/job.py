@@ -376,7 +376,7 @@ class Executor(AbstractContextManager["Executor"]):
             release(None)
         return [what(self.job)]
 
-    def hand_over(self, shape: int) -> None:  # noqa: ARG002
+    def hand_over(self, shape: int) -> None:  # noqa: ARG002 -- ranks
         """Give each job the digests of the files that it restores, if another job saved them."""
         return
 
@@ -384,19 +384,19 @@ class Executor(AbstractContextManager["Executor"]):
         """Return `counted` of this machine with what all others counted during the operation."""
         return counted
 
-    def make_cold(self, target: OpenTarget, name: str, ref: CheckpointRef) -> Cold:  # noqa: ARG002
+    def make_cold(self, target: OpenTarget, name: str, ref: CheckpointRef) -> Cold:  # noqa: ARG002 -- ranks
         """Evict the checkpoint `name` on every machine, and count what stays in page caches."""
         return target.make_cold(name)
 
-    def inspect(self, stored: Stored, ref: CheckpointRef) -> Stored:  # noqa: ARG002
+    def inspect(self, stored: Stored, ref: CheckpointRef) -> Stored:  # noqa: ARG002 -- ranks
         """Return `stored` of this machine with what the page caches of all others hold."""
         return stored
 
     def notes(
         self,
-        operation: Operation,  # noqa: ARG002
-        done: Sequence[Done],  # noqa: ARG002
-        device: DeviceCounts | None,  # noqa: ARG002
+        operation: Operation,  # noqa: ARG002 -- ranks
+        done: Sequence[Done],  # noqa: ARG002 -- ranks
+        device: DeviceCounts | None,  # noqa: ARG002 -- ranks
     ) -> tuple[str, ...]:
         """Return notes for readers of an operation's figures."""
         return ()

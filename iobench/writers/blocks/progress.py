@@ -1,4 +1,4 @@
-"""Progress: which parts of a file have been filled, as a WatchedImage is told."""
+"""Progress: which parts of a file are complete. A WatchedImage reports what has been filled."""
 
 from __future__ import annotations
 

@@ -145,7 +145,7 @@ def test_copies_in_the_remote_tier(runs: Path) -> None:
 
 
 def test_a_checkpointer_that_is_forgotten(runs: Path) -> None:
-    """Its pending saves are finished and told, the thread ends, and the directory is free."""
+    """Its pending saves are finished and reported, the thread ends, and the directory is free."""
     told = Told()
     ckpt = Checkpointer(runs, writer="buffered", on_event=told)
     ckpt.save_async(_state(), 1)

@@ -241,7 +241,7 @@ ckpt.prepare({"w": torch.ones(32 << 20)})
 
 
 def test_the_interpreter_ends_while_it_prepares(runs: Path) -> None:
-    """Without `close`: the save is finished and told, and the exit is that of any other script."""
+    """Without `close`: the save is finished and reported; the exit is that of any other script."""
     done = subprocess.run(
         [sys.executable, "-c", _SCRIPT, str(runs)],
         capture_output=True,
