@@ -27,11 +27,21 @@ _DATACLASSES = (
     *("Metadata", "MetadataIndex", "TensorStorageMetadata", "BytesStorageMetadata"),
     *("TensorProperties", "ChunkStorageMetadata", "StorageMeta", "_MEM_FORMAT_ENCODING"),
 )
+
+
+def _member(kind: Any, name: str) -> Any:
+    """Return the member `name` of the only enum: Python 3.11.0 to 3.11.3 pickle it by getattr."""
+    if kind is not metadata._MEM_FORMAT_ENCODING or name not in kind.__members__:
+        raise pickle.UnpicklingError(f"it gets {name!r} of {kind!r}, which is no part of metadata")
+    return kind[name]
+
+
 _ADMITTED: dict[tuple[str, str], Any] = {
     **{(metadata.__name__, name): getattr(metadata, name) for name in _DATACLASSES},
     ("torch.distributed.checkpoint.filesystem", "_StorageInfo"): filesystem._StorageInfo,
     ("torch", "Size"): torch.Size,
     ("torch.serialization", "_get_layout"): lambda name: name,
+    ("builtins", "getattr"): _member,
     ("collections", "OrderedDict"): dict,
     **{
         (module, name): lambda *parts: "/".join(parts)

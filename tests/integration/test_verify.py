@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import enum
 import io
 import json
 import os
@@ -29,7 +30,7 @@ from support.checkpoint_corpus import (
 from support.s3_servers import put_tree
 
 import iobench
-from iobench.errors import UsageError
+from iobench.errors import DataMismatchError, UsageError
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -459,3 +460,31 @@ def test_a_path_in_metadata(module: str) -> None:
 
     pickled = f"c{module}\nPosixPath\n(S'runs'\nS'a'\ntR.".encode()
     assert _Unpickler(io.BytesIO(pickled)).load() == "runs/a"
+
+
+class _EarlyPickler(pickle.Pickler):
+    """Pickles enums like Python 3.11.0 to 3.11.3, which Debian 12 has."""
+
+    def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, enum.Enum):
+            return getattr, (type(value), value.name)
+        return NotImplemented
+
+
+def test_an_enum_in_metadata(corpus: Callable[[str], Path]) -> None:
+    """Some versions of Python pickle it by getattr, which may get nothing else."""
+    from iobench.verification.dcp import read_metadata
+
+    file = corpus("dcp") / ".metadata"
+    found = read_metadata(file.read_bytes())
+    room = io.BytesIO()
+    _EarlyPickler(room).dump(found)
+    assert b"getattr" in room.getvalue()
+    assert read_metadata(room.getvalue()) == found
+    for kind, name in (
+        ("torch\nSize", "count"),
+        (f"{type(found).__module__}\nMetadata", "__init__"),
+        (f"{type(found).__module__}\n_MEM_FORMAT_ENCODING", "__class__"),
+    ):
+        with pytest.raises(DataMismatchError, match="no part of metadata"):
+            read_metadata(f"cbuiltins\ngetattr\n(c{kind}\nS'{name}'\ntR.".encode())
