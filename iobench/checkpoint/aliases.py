@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
 from iobench.formats.safetensors_header import DTYPES
-from iobench.formats.tensor_layouts import TensorLayouts
+from iobench.formats.tensor_layouts import TensorLayout
 from iobench.formats.tensors import dtype_name, tensor_bytes, tensor_memory, torch_dtype
 from iobench.writers.image import AnyMemory, Bytes
 
@@ -21,7 +20,7 @@ _NAMES = {getattr(torch, name): name for name in DTYPES if hasattr(torch, name)}
 
 
 class Leaf(NamedTuple):
-    """A tensor of the file: `dtype` is its torch name, `source` a tensor or a numpy array's bytes.
+    """A tensor of the file: `dtype` is its torch name, `source` has its memory.
 
     `size_bytes` is its size in the file. A NamedTuple, because it is cheap to make: the trainer
     waits while thousands of leaves are made.
@@ -30,7 +29,7 @@ class Leaf(NamedTuple):
     dtype: str
     shape: tuple[int, ...]
     size_bytes: int
-    source: torch.Tensor | Bytes
+    source: torch.Tensor
 
     def __repr__(self) -> str:
         """Leave out the values: tracebacks and logs show the repr."""
@@ -44,26 +43,17 @@ class Leaf(NamedTuple):
             return cls("uint8", (size,), size, tensor)
         return cls(dtype, tensor.shape, size, tensor)
 
-    @classmethod
-    def of_bytes(cls, data: Bytes, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Leaf:
-        """Return the leaf of a numpy array whose bytes are `data`."""
-        if dtype.isnative and dtype.name in DTYPES:
-            return cls(dtype=dtype.name, shape=shape, size_bytes=len(data), source=data)
-        return cls(dtype="uint8", shape=(len(data),), size_bytes=len(data), source=data)
-
     @property
     def on_cpu(self) -> bool:
-        return not isinstance(self.source, torch.Tensor) or self.source.is_cpu
+        return self.source.is_cpu
 
     def cpu_bytes(self) -> Bytes:
         """Return the bytes in place. Only a tensor that is not contiguous is copied."""
-        if isinstance(self.source, torch.Tensor):
-            return tensor_bytes(self.source)
-        return self.source
+        return tensor_bytes(self.source)
 
     def memory(self) -> AnyMemory:
         """Like `cpu_bytes`, also of a tensor on a CUDA device: this copies within the device."""
-        return tensor_memory(self.source) if isinstance(self.source, torch.Tensor) else self.source
+        return tensor_memory(self.source)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +103,7 @@ class _Span(NamedTuple):
 
 
 def share(
-    tensors: Mapping[str, torch.Tensor], layouts: TensorLayouts
+    tensors: Mapping[str, torch.Tensor], layouts: Sequence[TensorLayout]
 ) -> tuple[dict[str, Leaf], dict[str, View]]:
     """Return the leaves by name, and the view of each tensor that is not a whole leaf.
 
@@ -126,7 +116,7 @@ def share(
         for group in _overlapping([_Span.of(name, tensors[name]) for name in names]):
             if len(group) > 1:
                 _share_one(group, leaves, views)
-    for (name, tensor), layout in zip(tensors.items(), layouts.each, strict=True):
+    for (name, tensor), layout in zip(tensors.items(), layouts, strict=True):
         if name in views:
             continue
         dtype = layout.dtype_name

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 
 from iobench.checkpoint.manifest import Manifest
 from iobench.checkpoint.retention import Retention, in_save_order, outlines
 from iobench.checkpoint.save import Save
 from iobench.checkpoint.store import CheckpointStore
 from iobench.errors import UsageError
-from iobench.writers.removal import warn_of
-
-_SWEPT = 8
-"""Removed checkpoints whose files one save removes: more than it makes, but not a thousand."""
+from iobench.writers.removal import remove_all, warn_of
 
 
 class Ledger:
@@ -128,7 +126,7 @@ class Ledger:
     def _is_there(self, step: int) -> bool:
         if step in self._store.steps():
             return True
-        self._forget([step])
+        self._forget(step)
         return False
 
     def holds(self, step: int) -> bool:
@@ -138,17 +136,15 @@ class Ledger:
     def committed(self, save: Save, serial: int) -> None:
         """Record that `save` is durable and visible, then remove what retention drops.
 
-        `serial` is that of `serial_of`. All of what is dropped stops being a checkpoint. Of many,
-        the files of a few are removed here, and the rest by later saves and by `release` of the
-        store. A checkpoint that cannot be removed does not fail the save. A RuntimeWarning names it
-        once, and later saves try again.
+        `serial` is that of `serial_of`. A checkpoint that cannot be removed does not fail the save.
+        A RuntimeWarning names it once, and later saves try again.
         """
         self._read()
         with self._lock:
             self._serials[save.step] = serial
             self._replaceable.discard(save.step)
             self._created_s[save.step] = save.created_s
-        self.tidy(spare=save.step, room_bytes=2 * save.size_bytes)
+        self.tidy(spare=save.step)
 
     def hold(self, step: int) -> None:
         """Let retention keep the checkpoint `step`, which someone reads, until `release`."""
@@ -160,7 +156,7 @@ class Ledger:
         with self._lock:
             self._held[step] -= 1
 
-    def tidy(self, *, spare: int | None = None, room_bytes: int = 0) -> None:
+    def tidy(self, *, spare: int | None = None) -> None:
         """Remove what retention drops, but not `spare`; see `committed`.
 
         A process that was killed after a commit has left one checkpoint too many.
@@ -173,11 +169,9 @@ class Ledger:
             created_s = {step: known_s[step] for step in saved if step in known_s}
             kept = {spare, *self._held.elements()}
             obsolete = [step for step in self._keep.obsolete(created_s) if step not in kept]
-        failures = self._store.retire(obsolete) if obsolete else {}
-        self._forget(step for step in obsolete if step not in failures)
+        failures = remove_all({step: partial(self._remove, step) for step in obsolete})
         new = [error for step, error in failures.items() if step not in self._unremovable]
         self._unremovable = set(failures)
-        new += self._store.sweep(_SWEPT, room_bytes=room_bytes)
         warn_of(new)  # last: a warnings filter may turn it into an exception
 
     def would_keep(
@@ -199,15 +193,17 @@ class Ledger:
         """Remove a checkpoint. Raises UsageError when there is none, and TransferError."""
         if step not in self._serials:
             raise UsageError(f"there is no checkpoint of step {step}")
-        self._store.remove(step)
-        self._forget([step])
+        self._remove(step)
 
-    def _forget(self, steps: Iterable[int]) -> None:
+    def _remove(self, step: int) -> None:
+        self._store.remove(step)
+        self._forget(step)
+
+    def _forget(self, step: int) -> None:
         with self._lock:
-            for step in steps:
-                self._serials.pop(step, None)
-                self._created_s.pop(step, None)
-                self._unread.discard(step)
+            self._serials.pop(step, None)
+            self._created_s.pop(step, None)
+            self._unread.discard(step)
 
     def resumed_from(self, step: int) -> None:
         """Allow saves to replace the checkpoints after `step`, from which training continues."""

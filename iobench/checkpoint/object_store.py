@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import re
 import secrets
-import sys
 from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from functools import partial
@@ -19,7 +18,7 @@ from iobench.checkpoint.manifest import MANIFEST, Manifest, name_of
 from iobench.errors import DataMismatchError, IobenchError, TargetError, TransferError
 from iobench.writers.base import StoredObjects, Writer
 from iobench.writers.image import FileImage
-from iobench.writers.removal import Backlog, remove_all, warn_of
+from iobench.writers.removal import remove_all, warn_of
 from iobench.writers.s3 import S3Writer
 from iobench.writers.s3_store.target import S3Target
 from iobench.writers.s3_store.upload import leaves_failed
@@ -104,7 +103,6 @@ class ObjectStore:
         writer.objects(location)  # raises UsageError where the writer has no list and no deletion
         self._newest: dict[int, int] = {}  # step -> newest number, as of the last listing
         self._serials: dict[int, int] = {}
-        self._backlog = Backlog(self._remove_objects)
 
     def __str__(self) -> str:
         return str(self._place)
@@ -119,8 +117,7 @@ class ObjectStore:
         """Do nothing: object stores have no locks."""
 
     def release(self) -> None:
-        """Remove the objects that `sweep` has left. There is no lock to release."""
-        warn_of(self.sweep())
+        """Do nothing: there is no lock to release."""
 
     def steps(self) -> list[int]:
         found = self._found()
@@ -157,9 +154,6 @@ class ObjectStore:
         number = max(older, default=-1) + 1
         if shared:  # the next multiple, and random digits that no earlier attempt has
             number = (number // _ATTEMPTS + 1) * _ATTEMPTS + secrets.randbelow(_ATTEMPTS)
-        for place in self._backlog:
-            if place[0] == step:  # a later sweep would remove the new one's objects
-                self._backlog.discard(place)
         prefix = str(self._at(step, number))
         with StagedObjects(prefix, self._writer, serial=serial) as staged:
             try:
@@ -179,29 +173,6 @@ class ObjectStore:
 
     def remove(self, step: int) -> None:
         self._remove([(step, number) for number in self._numbers(step)])
-
-    def retire(self, steps: Sequence[int]) -> dict[int, IobenchError]:
-        try:
-            found = (
-                self._found()
-                if len(steps) > 1
-                else ((steps[0], one) for one in self._numbers(steps[0]))
-            )
-            places: dict[int, list[_Place]] = {step: [] for step in steps}
-            for place in found:
-                if place[0] in places:
-                    places[place[0]].append(place)
-        except IobenchError as error:
-            return dict.fromkeys(steps, error)
-        try:
-            self._retire([place for step in steps for place in places[step]])
-        except IobenchError:  # of one step, perhaps: try each alone
-            return remove_all({step: partial(self._retire, places[step]) for step in steps})
-        return {}
-
-    def sweep(self, most: int = sys.maxsize, *, room_bytes: int = 0) -> list[IobenchError]:
-        del room_bytes  # a bucket always has room
-        return self._backlog.reduce(most)
 
     def clean(self, spare: Container[int] = ()) -> None:
         """Remove what is not a checkpoint, and replaced ones. Unfinished ones of `spare` stay."""
@@ -226,22 +197,11 @@ class ObjectStore:
         return sorted(place[1] for place in found if place and place[0] == step)
 
     def _remove(self, places: Sequence[_Place]) -> None:
-        self._delete_manifests(places)
-        for place in places:
-            self._remove_objects(place)
-
-    def _retire(self, places: Sequence[_Place]) -> None:
-        self._delete_manifests(places)
-        for place in places:
-            self._backlog.add(place)
-
-    def _delete_manifests(self, places: Sequence[_Place]) -> None:
-        """Make the places no checkpoints any more: a prefix without a manifest is not one."""
+        """Delete all manifests first: a prefix without a manifest is not a checkpoint."""
         manifests = [self._at(*place).below(MANIFEST).key for place in places]
         self._objects(self._place).delete(manifests)
-
-    def _remove_objects(self, place: _Place) -> None:
-        self._objects(self._at(*place)).remove()
+        for place in places:
+            self._objects(self._at(*place)).remove()
 
     def _objects(self, place: S3Target) -> StoredObjects:
         return self._writer.objects(str(place))

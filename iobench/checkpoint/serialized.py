@@ -55,23 +55,19 @@ def of_one_rank(state: Any) -> Any:
 
 
 class _Part(NamedTuple):
-    """A leaf of the tensor file that is not one whole tensor of the state.
+    """A leaf of the tensor file that is not one whole tensor: memory that several tensors share.
 
-    `array` is its number in the state, or -1 for memory that several tensors share. This memory
-    begins `shift` bytes after the tensor with the number `tensor`.
+    It begins `shift` bytes after the tensor with the number `tensor`.
     """
 
     dtype: str
     shape: tuple[int, ...]
     size_bytes: int
-    array: int = -1
-    tensor: int = -1
-    shift: int = 0
+    tensor: int
+    shift: int
 
-    def leaf(self, tensors: Sequence[torch.Tensor], arrays: Sequence[Bytes]) -> Leaf:
+    def leaf(self, tensors: Sequence[torch.Tensor]) -> Leaf:
         """Return the leaf on the memory of a state."""
-        if self.array >= 0:
-            return Leaf(self.dtype, self.shape, self.size_bytes, arrays[self.array])
         tensor = tensors[self.tensor].detach()
         storage = tensor.untyped_storage()
         begin = tensor.data_ptr() + self.shift - storage.data_ptr()
@@ -87,9 +83,9 @@ class Structure:
     tensor file and the JSON around the plain values are made once. They serve every later state
     that equals the first one in all that they depend on (docs/decisions/0040).
 
-    `names` are those of all tensors. `size_bytes` is the size of the tensor file, and `pieces` are
-    its parts in file order, "" for the header. It keeps no tensor alive, and has
-    no object for each leaf, which the garbage collector would look at.
+    `names` are those of all tensors, and then of the arrays. `size_bytes` is the size of the tensor
+    file, and `pieces` are its parts in file order, "" for the header. It keeps no tensor alive, and
+    has no object for each leaf, which the garbage collector would look at.
     """
 
     def __init__(self, flat: FlatState) -> None:
@@ -100,6 +96,7 @@ class Structure:
         except ValueError as error:
             raise StateError(str(error)) from error
         self.names = list(flat.tensors)
+        self.tensor_count = len(flat.tensors) - flat.array_count
         self.layouts = flat.layouts
         self.pieces = Pieces([("", len(header)), *sizes.items()])
         self.size_bytes = sum(self.pieces.sizes)
@@ -112,24 +109,16 @@ class Structure:
     def _find_leaves(self, names: list[str]) -> None:
         """Find the memory of the leaves `names`, which are those in the file, in its order."""
         number = dict(zip(self.names, itertools.count()))
-        # Of arrays it is -1: the number of one more tensor, at address 0.
-        self._tensors = numbers(map(number.get, names, itertools.repeat(-1)))
-        self._reaches = np.append(self.layouts.reaches, 0)[self._tensors]
-        scattered = ~np.append(self.layouts.contiguous, True)[self._tensors]
+        self._tensors = numbers(map(number.__getitem__, names))
+        self._reaches = self.layouts.reaches[self._tensors]
+        scattered = ~self.layouts.contiguous[self._tensors]
         self._shifts = np.zeros_like(self._tensors)
-        self._shared, self._apart = list[int](), list[tuple[int, int, int]]()
-        for at, name in enumerate(names) if self._parts else ():
-            part = self._parts.get(name)
-            if part is None:
-                continue
+        self._shared = [at for at, name in enumerate(names) if name in self._parts]
+        for at in self._shared:
+            part = self._parts[names[at]]
             self._tensors[at], self._shifts[at] = part.tensor, part.shift
             self._reaches[at], scattered[at] = part.size_bytes, False
-            if part.array >= 0:
-                self._apart.append((at, part.array, -1))
-            else:
-                self._shared.append(at)
-        copied = np.flatnonzero(scattered).tolist()
-        self._apart += [(at, -1, int(self._tensors[at])) for at in copied]
+        self._copied = np.flatnonzero(scattered).tolist()
 
     def _find_views(self, flat: FlatState) -> None:
         """Find the tensors that share memory, and their distances in bytes."""
@@ -167,36 +156,29 @@ class Structure:
 
         False for overlapping memory of several storages, which torch.from_numpy can make.
         """
-        # The last element is for the number -1, which arrays have.
-        addresses, storages = np.append(located.addresses, 0), np.append(located.storages, 0)
+        addresses, storages = located.addresses, located.storages
         moved = addresses[self._members] - addresses[self._bases] != self._distances
         parted = storages[self._members] != storages[self._bases]
         starts = addresses[self._tensors] + self._shifts
         odd = ((starts - storages[self._tensors]) % ALIGNMENT)[self._shared]
         if moved.any() or parted.any() or odd.any():
             return False
-        whole = self._tensors >= 0
-        return not _overlap(starts[whole], self._reaches[whole])
+        return not _overlap(starts, self._reaches)
 
-    def leaves(self, tensors: Sequence[torch.Tensor], arrays: Sequence[Bytes]) -> dict[str, Leaf]:
+    def leaves(self, tensors: Sequence[torch.Tensor]) -> dict[str, Leaf]:
         """Return the leaves by name, in file order, on the memory of a state."""
         whole, parts = dict(zip(self.names, tensors, strict=True)), self._parts
         return {
-            name: parts[name].leaf(tensors, arrays)
+            name: parts[name].leaf(tensors)
             if name in parts
             else Leaf.of_tensor(whole[name].detach())
             for name in self.pieces.names[1:]
         }
 
-    def image(
-        self, path: str, located: Located, tensors: list[torch.Tensor], arrays: list[Bytes]
-    ) -> ScatteredImage:
+    def image(self, path: str, located: Located, tensors: list[torch.Tensor]) -> ScatteredImage:
         """Return the tensor file on the memory of a CPU state."""
-        addresses = np.append(located.addresses, 0)[self._tensors] + self._shifts
-        apart = {
-            at: arrays[array] if array >= 0 else tensor_bytes(tensors[tensor])
-            for at, array, tensor in self._apart
-        }
+        addresses = located.addresses[self._tensors] + self._shifts
+        apart = {at: tensor_bytes(tensors[self._tensors[at]]) for at in self._copied}
         return self._file.image(path, addresses, apart, owners=located.owners)
 
 
@@ -209,12 +191,11 @@ def _overlap(begins: Numbers, reaches: Numbers) -> bool:
 
 def _parts(flat: FlatState) -> dict[str, _Part]:
     """Return the leaves that are not one whole tensor, by name."""
-    if not flat.views and not flat.arrays:
+    if not flat.views:
         return {}
     whole = flat.tensors.get
     names = [name for name, leaf in flat.leaves.items() if leaf.source is not whole(name)]
     tensors = list(flat.tensors.values())
-    array = {name: at for at, name in enumerate(flat.arrays)}
     number = {name: at for at, name in enumerate(flat.tensors)}
     members: dict[str, list[int]] = {}
     for name, view in flat.views.items():
@@ -222,13 +203,9 @@ def _parts(flat: FlatState) -> dict[str, _Part]:
     parts: dict[str, _Part] = {}
     for name in names:
         dtype, shape, size, source = flat.leaves[name]
-        if not isinstance(source, torch.Tensor):
-            parts[name] = _Part(dtype, shape, size, array=array[name])
-        else:
-            # Two storages can begin at one address: the largest one contains the whole leaf.
-            at = max(members[name], key=lambda one: tensors[one].untyped_storage().nbytes())
-            shift = source.data_ptr() - tensors[at].data_ptr()
-            parts[name] = _Part(dtype, shape, size, tensor=at, shift=shift)
+        # Two storages can begin at one address: the largest one contains the whole leaf.
+        at = max(members[name], key=lambda one: tensors[one].untyped_storage().nbytes())
+        parts[name] = _Part(dtype, shape, size, at, source.data_ptr() - tensors[at].data_ptr())
     return parts
 
 
@@ -246,13 +223,12 @@ SKELETON = "state.json"
 class Serialized:
     """Contents of the files `TENSORS` and `SKELETON`. The tensors are still the trainer's memory.
 
-    `tensors` and `arrays` are in the order of the state; several tensors may share one leaf.
+    `tensors` are in the order of the state, and then its arrays; several may share one leaf.
     """
 
     structure: Structure = field(repr=False)
     skeleton: str = field(repr=False)
     tensors: list[torch.Tensor] = field(repr=False)
-    arrays: list[Bytes] = field(repr=False)
     located: Located = field(repr=False)
     number: int = 0
     """Among the saves of several ranks."""
@@ -298,7 +274,7 @@ class Serialized:
 
     def leaves(self) -> dict[str, Leaf]:
         """Return the leaves by name, in file order, on the memory of the state."""
-        return self.structure.leaves(self.tensors, self.arrays)
+        return self.structure.leaves(self.tensors)
 
     def image(self) -> FileImage:
         """Return the tensor file on the trainer's own memory, which must not change.
@@ -309,7 +285,7 @@ class Serialized:
             parts = (part for _, part in self.parts())
             memories = (part.memory() if isinstance(part, Leaf) else part for part in parts)
             return PartsImage(TENSORS, memories)
-        return self.structure.image(TENSORS, self.located, self.tensors, self.arrays)
+        return self.structure.image(TENSORS, self.located, self.tensors)
 
     def whole_image(self) -> FileImage:
         """Like `image`: the file has no checksums."""
@@ -330,16 +306,17 @@ class Serialized:
         It may change numpy arrays at once, so they are copied. It may give tensor objects other
         memory, so the tensors are detached: others on the same memory.
         """
-        return replace(
-            self,
-            arrays=[array.copy() for array in self.arrays],
-            tensors=[tensor.detach() for tensor in self.tensors],
-        )
+        structure, count = self.structure, self.structure.tensor_count
+        tensors = [tensor.detach() for tensor in self.tensors[:count]]
+        tensors += [array.clone() for array in self.tensors[count:]]
+        located = structure.layouts.locate_same(tensors)
+        assert located is not None
+        return replace(self, tensors=tensors, located=located)
 
     def without_memory(self, streamed: Streamed | None = None) -> Serialized:
         """Return what is needed after the copy: it keeps no tensor and no array alive."""
         nowhere = Located.nowhere()
-        return replace(self, tensors=[], arrays=[], located=nowhere, streamed=streamed)
+        return replace(self, tensors=[], located=nowhere, streamed=streamed)
 
     def skeleton_image(self) -> FileImage:
         return FileImage.of(SKELETON, [np.frombuffer(self.skeleton.encode(), dtype=np.uint8)])
@@ -387,14 +364,14 @@ class Serializer:
             return None
         if found is None:
             return None
-        located = structure.layouts.locate(found.tensors)
+        tensors = [*found.tensors, *found.arrays]
+        located = structure.layouts.locate(tensors)
         if located is None or not structure.has_aliases_of(located):
             return None
         return Serialized(
             structure=structure,
             skeleton=structure.template.skeleton(found.texts),
-            tensors=found.tensors,
-            arrays=found.arrays,
+            tensors=tensors,
             located=located,
         )
 
@@ -412,7 +389,6 @@ class Serializer:
             structure=structure,
             skeleton=structure.template.skeleton(flat.plain_texts()),
             tensors=tensors,
-            arrays=[leaf.cpu_bytes() for leaf in flat.arrays.values()],
             located=located,
         )
 

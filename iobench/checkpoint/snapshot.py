@@ -6,7 +6,7 @@ import contextlib
 import os
 import time
 from collections.abc import Iterator, Sequence
-from typing import Generic, Protocol, Self, TypeVar, cast
+from typing import Generic, Protocol, Self, TypeVar
 
 import numpy as np
 import torch
@@ -95,7 +95,7 @@ def copy_into(memory: Bytes, content: Content, copies: DeviceCopies | None = Non
         for begin, part in content.parts():
             if isinstance(part, Leaf) and not part.on_cpu:
                 if part.size_bytes:
-                    stream = streams.on(cuda_device(cast(torch.Tensor, part.source).device))
+                    stream = streams.on(cuda_device(part.source.device))
                     stream.copy(part.source, memory[begin : begin + part.size_bytes])
             else:
                 data = part.cpu_bytes() if isinstance(part, Leaf) else part
@@ -112,7 +112,7 @@ def gpus_of(content: Content) -> list[Device]:
     for name, leaf in content.leaves().items():
         if leaf.on_cpu:
             continue
-        device = cast(torch.Tensor, leaf.source).device
+        device = leaf.source.device
         if device.type != "cuda":
             raise StateError(
                 f"{name}: a tensor on {device} cannot be saved; a state is on CPU and CUDA devices"

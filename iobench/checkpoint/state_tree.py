@@ -16,7 +16,7 @@ import operator
 import re
 import secrets
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -28,9 +28,9 @@ import torch
 from iobench.checkpoint.aliases import Leaf, View, share
 from iobench.checkpoint.per_rank import PerRank
 from iobench.errors import StateError
-from iobench.formats.tensor_layouts import TensorLayouts, all_plain, are_strided
-from iobench.formats.tensors import dtype_name, resolved
-from iobench.writers.image import Bytes
+from iobench.formats.safetensors_header import DTYPES
+from iobench.formats.tensor_layouts import TensorLayout, TensorLayouts, all_plain
+from iobench.formats.tensors import dtype_name, resolved, tensor_from_bytes, torch_dtype
 
 json_text = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 """Returns the JSON of an encoded value, without spaces."""
@@ -66,12 +66,13 @@ def comparable_keys(keys: Any) -> bool:
 class Collected:
     """What `match` found in a state: `texts` are the plain values as JSON, by number.
 
+    `arrays` are the numpy arrays, as tensors on their memory.
     `encode` returns the JSON of a plain value at a path; None if there is a tensor or array in it.
     """
 
     encode: Callable[[Any, tuple[Any, ...]], str | None]
     tensors: list[torch.Tensor] = field(default_factory=list)
-    arrays: list[Bytes] = field(default_factory=list)
+    arrays: list[torch.Tensor] = field(default_factory=list)
     texts: dict[int, str] = field(default_factory=dict)
 
 
@@ -105,7 +106,7 @@ class ArraySpec:
     def match(self, value: Any, found: Collected) -> bool:
         if type(value) is not np.ndarray or value.dtype != self.dtype or value.shape != self.shape:
             return False
-        found.arrays.append(array_bytes(value))
+        found.arrays.append(array_tensor(value))
         return True
 
 
@@ -182,9 +183,18 @@ class DictSpec:
         return self.attributes.match(dict(attributes), found)
 
 
-def array_bytes(array: np.ndarray[Any, Any]) -> Bytes:
-    """Return the bytes of an array, in place if it is contiguous."""
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+def array_tensor(array: np.ndarray[Any, Any]) -> torch.Tensor:
+    """Return an array as a tensor, in place if it is contiguous and writable.
+
+    It is one of bytes if safetensors lacks the dtype.
+    """
+    data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    if not data.flags.writeable:  # torch has no such tensors
+        data = data.copy()
+    dtype = array.dtype
+    if dtype.isnative and dtype.name in DTYPES:
+        return tensor_from_bytes(data, torch_dtype(dtype.name), array.shape)
+    return tensor_from_bytes(data, torch.uint8, (len(data),))
 
 
 PlainValue = tuple[Any, Any]
@@ -195,18 +205,18 @@ PlainValue = tuple[Any, Any]
 class FlatState:
     """A flattened state: `skeleton` for JSON, `leaves` by name for the tensor file.
 
-    `tensors` are the tensors of the state by name, of `layouts`. Several of them may share one
-    leaf, and `views` are those that are not a whole leaf. `spec` describes the structure, with the
-    `plain` values of the skeleton by number; it is None for a state that cannot be compared with
-    another one.
+    `tensors` are the tensors of the state by name, of `layouts`, and then its `array_count` numpy
+    arrays as tensors. Several tensors may share one leaf, and `views` are those that are not a
+    whole leaf. `spec` describes the structure, with the `plain` values of the skeleton by number;
+    it is None for a state that cannot be compared with another one.
     """
 
     skeleton: Any = field(repr=False)
     leaves: dict[str, Leaf]
     tensors: dict[str, torch.Tensor] = field(repr=False)
+    array_count: int
     layouts: TensorLayouts = field(repr=False)
     views: dict[str, View]
-    arrays: dict[str, Leaf]
     spec: TreeSpec | None
     plain: list[PlainValue] = field(repr=False)
     per_rank: frozenset[int] = frozenset()
@@ -271,7 +281,7 @@ def plain_text(value: Any, path: tuple[Any, ...]) -> str | None:
 
 
 Share = Callable[
-    [Mapping[str, torch.Tensor], TensorLayouts], tuple[dict[str, Leaf], dict[str, View]]
+    [Mapping[str, torch.Tensor], Sequence[TensorLayout]], tuple[dict[str, Leaf], dict[str, View]]
 ]
 
 
@@ -284,21 +294,21 @@ def flatten(state: Any, *, rank: int = 0, share: Share = share, compact: bool = 
     a dict of many tensors, `{"$tensors": [prefix of the names, key, key, ...]}`. Raises StateError
     with the path of an object that cannot be saved.
     """
-    flattener = _Flattener(rank, compact=compact)
+    flattener = _Flattener(rank)
     skeleton, spec = flattener.encode(state, ())
-    layouts = TensorLayouts(list(flattener.tensors.values()))
-    leaves, views = share(flattener.tensors, layouts)
-    flattener.expand(views)
+    tensors, arrays = flattener.tensors, flattener.arrays
+    layouts = TensorLayouts([*tensors.values(), *arrays.values()])
+    leaves, views = share(tensors, layouts.each[: len(tensors)])
     for name, view in views.items():
         flattener.entries[name].update({"$tensor": view.leaf, **view.layout})
-    leaves.update(flattener.arrays)
+    leaves.update({name: Leaf.of_tensor(array) for name, array in arrays.items()})
     return FlatState(
-        skeleton=skeleton,
+        skeleton=_compacted(skeleton) if compact else skeleton,
         leaves=leaves,
-        tensors=flattener.tensors,
+        tensors={**tensors, **arrays},
+        array_count=len(arrays),
         layouts=layouts,
         views=views,
-        arrays=flattener.arrays,
         spec=spec if flattener.comparable else None,
         plain=flattener.plain,
         per_rank=frozenset(flattener.per_rank),
@@ -315,12 +325,10 @@ _Encoded = tuple[Any, TreeSpec | None]
 class _Flattener:
     """One traversal of a state: collects its tensors and arrays."""
 
-    def __init__(self, rank: int = 0, *, compact: bool = False) -> None:
+    def __init__(self, rank: int = 0) -> None:
         self.rank, self.per_rank = rank, set[int]()
-        self._compact = compact
-        self._compacted: list[tuple[dict[str, Any], list[str], list[str]]] = []
         self.tensors: dict[str, torch.Tensor] = {}
-        self.arrays: dict[str, Leaf] = {}
+        self.arrays: dict[str, torch.Tensor] = {}
         self.entries: dict[str, dict[str, Any]] = {}
         self.plain: list[PlainValue] = []
         self.comparable = True
@@ -328,6 +336,8 @@ class _Flattener:
 
     def encode(self, value: Any, path: tuple[Any, ...]) -> _Encoded:
         kind = type(value)
+        if kind is torch.Tensor:  # first: a state may have 100,000
+            return self._tensor(value, path)
         if kind in _JSON:
             return value, None
         if kind is float:
@@ -336,7 +346,7 @@ class _Flattener:
             return dict(value), None
         if kind in _CONTAINERS:
             return self._container(value, path)
-        if kind is torch.Tensor or (isinstance(value, torch.nn.Parameter) and all_plain([value])):
+        if isinstance(value, torch.nn.Parameter) and all_plain([value]):
             return self._tensor(value, path)
         if kind is np.ndarray:
             return self._array(value, path)
@@ -383,24 +393,14 @@ class _Flattener:
     def _dict(self, value: dict[Any, Any], path: tuple[Any, ...]) -> _Encoded:
         kind, keys = type(value), list(value)
         names = [key if type(key) is str else self._key(key, path) for key in keys]
-        tensors = self._tensors_together(value, path)
-        entries: list[Any] = []
-        specs: list[TreeSpec | None] = [TENSOR] * len(tensors)
-        if not tensors:
-            parts = [self.encode(item, (*path, key)) for key, item in value.items()]
-            entries, specs = [one for one, _ in parts], [spec for _, spec in parts]
-        encoded: dict[str, Any]
-        pairs: list[list[Any]] = []
+        parts = [self.encode(item, (*path, key)) for key, item in value.items()]
+        specs = [spec for _, spec in parts]
+        pairs = [[name, one] for name, (one, _) in zip(names, parts, strict=True)]
         plain = _STRINGS.issuperset(map(type, keys)) and not _any_tag(keys)
-        if tensors and plain and self._compact:
-            encoded = self._compacted_dict(keys, tensors, path)
-            encoded = encoded if kind is dict else {"$ordered": encoded}
-        elif kind is dict and plain:
-            encoded = dict(zip(names, entries or self._entries(tensors), strict=True))
-        else:
-            entries = entries or self._entries(tensors)
-            pairs = list(map(list, zip(names, entries, strict=True)))
-            encoded = {"$dict" if kind is dict else "$ordered": pairs}
+        items: Any = dict(pairs) if plain else pairs
+        encoded: dict[str, Any] = items
+        if kind is OrderedDict or not plain:
+            encoded = {"$dict" if kind is dict else "$ordered": items}
         attributes = vars(value) if kind is OrderedDict else None
         if attributes:  # the _metadata of Module.state_dict
             encoded["attributes"], spec = self.encode(dict(attributes), (*path, "__dict__"))
@@ -409,7 +409,7 @@ class _Flattener:
         def place(at: int) -> _Place:
             if at == len(keys):
                 return encoded, "attributes", (*path, "__dict__")
-            container, key = (pairs[at], 1) if pairs else (encoded, keys[at])
+            container, key = (items, keys[at]) if plain else (pairs[at], 1)
             return container, key, (*path, keys[at])
 
         children = self._children(specs, place)
@@ -450,53 +450,6 @@ class _Flattener:
             "numbers, None, and tuples of those"
         )
 
-    def _entries(self, names: list[str]) -> list[dict[str, Any]]:
-        """Return the entries of tensors whose names no other tensor has."""
-        entries = [{"$tensor": name} for name in names]
-        self.entries.update(zip(names, entries, strict=True))
-        return entries
-
-    def _compacted_dict(
-        self, keys: list[str], names: list[str], path: tuple[Any, ...]
-    ) -> dict[str, Any]:
-        encoded = {"$tensors": [_prefix(path), *keys]}
-        self._compacted.append((encoded, keys, names))
-        return encoded
-
-    def expand(self, views: Mapping[str, View]) -> None:
-        """Give dicts with some of these tensors an entry for each tensor."""
-        for encoded, keys, names in self._compacted if views else ():
-            if not views.keys().isdisjoint(names):
-                encoded.clear()
-                encoded.update(zip(keys, self._entries(names), strict=True))
-
-    def _tensors_together(self, value: dict[Any, Any], path: tuple[Any, ...]) -> list[str]:
-        """Take the tensors of a dict of many plain ones; an empty list for other dicts.
-
-        Returns their names, which are the keys after a common prefix.
-
-        No call of Python for each tensor: a third of the time of a state of many small ones.
-        """
-        tensors = value.values()
-        if len(value) < _TOGETHER or not all_plain(tensors) or not are_strided(tensors):
-            return []
-        if any(any(map(refused, tensors)) for refused in _REFUSED):
-            return []
-        if any(dtype.is_complex for dtype in set(map(_dtype_of, tensors))):
-            return []  # some may be lazily conjugated
-        if any(map(torch.Tensor.is_neg, tensors)):
-            return []
-        begin = _prefix(path)
-        names = [f"{begin}{key}" for key in value]
-        unique = set(names)
-        if len(unique) < len(names) or unique & _RESERVED or self._taken(unique):
-            return []  # names that `_free_name` changes
-        self.tensors.update(zip(names, tensors, strict=True))
-        return names
-
-    def _taken(self, names: set[str]) -> bool:
-        return not (self.tensors.keys().isdisjoint(names) and self.arrays.keys().isdisjoint(names))
-
     def _tensor(self, tensor: torch.Tensor, path: tuple[Any, ...]) -> _Encoded:
         dense = tensor.layout == torch.strided and not tensor.is_nested
         if not dense or tensor.is_meta or tensor.is_quantized:
@@ -519,7 +472,7 @@ class _Flattener:
                 "numbers, strings and times"
             )
         name = self._free_name(path)
-        self.arrays[name] = Leaf.of_bytes(array_bytes(array), array.dtype, array.shape)
+        self.arrays[name] = array_tensor(array)
         entry = {"$array": name, "dtype": array.dtype.str, "shape": list(array.shape)}
         return entry, ArraySpec(dtype=array.dtype, shape=array.shape)
 
@@ -531,7 +484,7 @@ class _Flattener:
     def _free_name(self, path: tuple[Any, ...]) -> str:
         """Return the path joined by dots, with a number appended when the name is taken."""
         name = base = ".".join(map(str, path)) or "tensor"
-        if base == "__metadata__":  # reserved by safetensors: one of _RESERVED
+        if base == "__metadata__":  # reserved by safetensors
             name = base = "tensor.__metadata__"
         number = 2
         while name in self.tensors or name in self.arrays:
@@ -548,9 +501,24 @@ def _is_json(value: dict[Any, Any]) -> bool:
     )
 
 
-def _prefix(path: tuple[Any, ...]) -> str:
-    """Return what the names of the parts of a container begin with."""
-    return "".join(f"{part}." for part in path)
+def _compacted(skeleton: Any) -> Any:
+    """Return the skeleton with one entry for each dict of many whole tensors.
+
+    Other containers stay the same objects: `plain` refers to them.
+    """
+    if isinstance(skeleton, list):
+        skeleton[:] = map(_compacted, skeleton)
+    if not isinstance(skeleton, dict):
+        return skeleton
+    if len(skeleton) >= _MANY and set(map(type, skeleton.values())) == {dict}:
+        names = [one.get("$tensor", "") for one in skeleton.values() if len(one) == 1]
+        first = next(iter(skeleton))
+        prefix = names[0].removesuffix(first) if names else ""
+        if names == [f"{prefix}{key}" for key in skeleton]:
+            return {"$tensors": [prefix, *skeleton]}
+    for key, item in skeleton.items():
+        skeleton[key] = _compacted(item)
+    return skeleton
 
 
 def _any_tag(keys: Iterable[str]) -> bool:
@@ -564,13 +532,7 @@ def _is_plain(dtype: np.dtype[Any]) -> bool:
     return np.dtype(dtype.str) == dtype
 
 
-_TOGETHER = 16
-_REFUSED = operator.attrgetter("is_meta"), operator.attrgetter("is_quantized")
-"""Tensors that `_tensor` refuses."""
-
-_dtype_of = operator.attrgetter("dtype")
-
-_RESERVED = {"", "__metadata__"}
+_MANY = 16
 
 _JSON, _STRINGS = {bool, int, str, type(None)}, {str}
 _begins_with_tag = operator.methodcaller("startswith", "$")

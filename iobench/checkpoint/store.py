@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import secrets
-import sys
 import warnings
-from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
@@ -20,13 +17,13 @@ from iobench.checkpoint.staged import (
     StagedCheckpoint,
     put_back,
 )
-from iobench.errors import IobenchError, TargetError, transfer_errors
+from iobench.errors import TargetError, transfer_errors
 from iobench.regular_file import read_regular
 from iobench.writers.base import Writer
 from iobench.writers.blocks import interpreter_end
 from iobench.writers.local.directory_lock import DirectoryLock, lock_directory
 from iobench.writers.local.new_file import PART_SUFFIX, sync_directory
-from iobench.writers.removal import Backlog, remove_all, remove_entry, warn_of
+from iobench.writers.removal import remove_all, remove_entry, warn_of
 from iobench.writers.s3_store.target import is_s3
 
 
@@ -62,7 +59,7 @@ class CheckpointStore(Checkpoints, Protocol):
         """Create the location and take its lock. Raises TargetError if another process has it."""
 
     def release(self) -> None:
-        """Finish what `sweep` has left, then release the lock. A second call does nothing."""
+        """Release the lock. A second call does nothing."""
 
     def staged(
         self, step: int, *, serial: int, replace: bool = False, shared: bool = False
@@ -79,20 +76,8 @@ class CheckpointStore(Checkpoints, Protocol):
     def remove(self, step: int) -> None:
         """Remove the checkpoint. It stops being a checkpoint before its files are removed.
 
-        A checkpoint that another process removed already is not an error.
-        """
-
-    def retire(self, steps: Sequence[int]) -> dict[int, IobenchError]:
-        """Make `steps` no checkpoints any more; `sweep` removes their files.
-
-        Returns the errors by step. Such a step is still a checkpoint.
-        """
-
-    def sweep(self, most: int = sys.maxsize, *, room_bytes: int = 0) -> list[IobenchError]:
-        """Remove the files of at most `most` retired checkpoints.
-
-        While less than `room_bytes` are free, remove more. Returns the errors of those that cannot
-        be removed, each once. They are tried again in later calls.
+        A checkpoint that another process removed already is not an error. Raises TransferError.
+        Of a directory, a RuntimeWarning names files that cannot be removed; `clean` tries it again.
         """
 
     def clean(self) -> None:
@@ -136,7 +121,6 @@ class DirectoryStore:
     def __init__(self, directory: Path) -> None:
         self.directory = directory.absolute()  # the process may change its working directory
         self._lock: DirectoryLock | None = None
-        self._backlog = Backlog(remove_entry)
 
     def __str__(self) -> str:
         return str(self.directory)
@@ -151,10 +135,8 @@ class DirectoryStore:
 
     def release(self) -> None:
         if self._lock:
-            errors = self.sweep()
             self._lock.release()
             self._lock = None
-            warn_of(errors)
 
     def steps(self) -> list[int]:
         if not self.directory.is_dir():
@@ -183,54 +165,17 @@ class DirectoryStore:
         return StagedCheckpoint(self.locate(step), replace=replace, lock=self._lock)
 
     def remove(self, step: int) -> None:
-        aside = self._set_aside(step)
-        if aside is not None:
-            self._sync()
-            remove_entry(aside)
-
-    def retire(self, steps: Sequence[int]) -> dict[int, IobenchError]:
-        def retire(step: int) -> None:
-            aside = self._set_aside(step)
-            if aside is not None:
-                self._backlog.add(aside)
-
-        return remove_all({step: partial(retire, step) for step in steps})
-
-    def sweep(self, most: int = sys.maxsize, *, room_bytes: int = 0) -> list[IobenchError]:
-        if not self._backlog:
-            return []
-        try:
-            self._check_lock()
-            self._sync()
-            return self._backlog.reduce(most, lambda: self._free_bytes() >= room_bytes)
-        except IobenchError as error:
-            return [error]
-
-    def _set_aside(self, step: int) -> Path | None:
-        """Give the checkpoint a hidden name and return it; None if another process removed it."""
-        self._check_lock()
+        if self._lock:
+            self._lock.check()
         path = self.locate(step)
         aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}{STAGING_SUFFIX}")
         with transfer_errors("removing", path):
             try:
                 path.rename(aside)
-            except FileNotFoundError:
-                return None
-        return aside
-
-    def _sync(self) -> None:
-        """Sync the hidden names before files are removed: a power cut must not undo a rename."""
-        with transfer_errors("removing", self.directory):
-            sync_directory(self.directory)
-
-    def _free_bytes(self) -> int:
-        with transfer_errors("measuring", self.directory):
-            found = os.statvfs(self.directory)
-        return found.f_bavail * found.f_frsize
-
-    def _check_lock(self) -> None:
-        if self._lock:
-            self._lock.check()
+            except FileNotFoundError:  # another process removed it
+                return
+            sync_directory(self.directory)  # a power cut must not undo the rename
+        warn_of(remove_all({aside: partial(remove_entry, aside)}).values())
 
     def clean(self) -> None:
         for aside in self.directory.glob(f".step-*{REPLACED_SUFFIX}"):

@@ -129,13 +129,13 @@ class Restoring:
     def _remove(self, step: int) -> None:
         tier = self.tier
         self.settle()
-        if tier is None or self._own.holds(step):
+        local = tier is None or self._own.holds(step)
+        if tier is not None:
+            if not local and step not in self._now(tier).candidates().steps():
+                raise UsageError(f"there is no checkpoint of step {step}")
+            tier.remove_remote(step)
+        if local:
             self._own.remove(step)
-            return
-        if step not in self._now(tier).candidates().steps():
-            raise UsageError(f"there is no checkpoint of step {step}")
-        tier.remote.remove(step)
-        tier.drain.queue.forget(step)
 
     def restore(
         self, step: int | Literal["latest"], on_corrupt: OnCorrupt, like: Any, mode: RestoreMode

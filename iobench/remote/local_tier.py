@@ -6,7 +6,7 @@ import secrets
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +16,7 @@ from iobench.checkpoint.retention import Retention
 from iobench.checkpoint.save import Copy, Save
 from iobench.checkpoint.staged import Staged
 from iobench.checkpoint.store import DirectoryStore
-from iobench.errors import IobenchError, transfer_errors
+from iobench.errors import transfer_errors
 from iobench.ranks.together import ALONE, JobRanks
 from iobench.remote.drain import Drain
 from iobench.remote.placement import LOCAL, TierHistory
@@ -94,13 +94,16 @@ class LocalTier(DirectoryStore):
                 yield staged
             self.drain.saved(step, serial, time.monotonic() - began_s)
 
-    def retire(self, steps: Sequence[int]) -> dict[int, IobenchError]:
-        failures = super().retire(steps)
-        self.drain.queue.retired([step for step in steps if step not in failures])
-        return failures
-
     def remove(self, step: int) -> None:
-        """Remove the checkpoint in both tiers. Raises TransferError; then it is still here."""
+        """Remove the checkpoint in the local tier."""
+        super().remove(step)
+        self.drain.queue.retired(step)
+
+    def remove_remote(self, step: int) -> None:
+        """Remove the checkpoint in the remote tier, and do not copy it any more.
+
+        Raises TransferError; then it is copied as before.
+        """
         entry = self.drain.queue.get(step)
         self.drain.queue.forget(step)
         try:
@@ -109,7 +112,6 @@ class LocalTier(DirectoryStore):
             if entry is not None:
                 self.drain.queue.put(entry, new=False)
             raise
-        super().remove(step)
 
     def saving(self) -> AbstractContextManager[None]:
         """Let the copies wait while the body writes."""

@@ -127,12 +127,11 @@ class DrainQueue:
                 del self._entries[step]
                 self.changed.notify_all()
 
-    def retired(self, steps: Collection[int]) -> None:
-        """Record that the local tier has no checkpoints of `steps` any more."""
+    def retired(self, step: int) -> None:
+        """Record that the local tier has no checkpoint of `step` any more."""
         with self.changed:
-            for step in steps:
-                if (found := self._entries.get(step)) is not None:
-                    self._entries[step] = replace(found, local=False)
+            if (found := self._entries.get(step)) is not None:
+                self._entries[step] = replace(found, local=False)
             self.changed.notify_all()
 
     def forget_settled(self, in_remote: Callable[[int], bool] | None) -> None:

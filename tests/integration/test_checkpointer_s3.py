@@ -150,38 +150,6 @@ def test_removals_that_fail(
         assert ckpt.steps() == [6, 7]
 
 
-def test_many_old_checkpoints(
-    bucket: Bucket, writer: S3Writer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One request makes them no checkpoints; a save removes the objects of a few, `close` all."""
-    with Checkpointer(bucket.target, writer=writer) as ckpt:
-        for step in range(12):
-            ckpt.save({"step": step}, step)
-    delete, requests = S3Objects.delete, []
-
-    def counted(objects: S3Objects, keys: list[str]) -> None:
-        requests.append(keys)
-        delete(objects, keys)
-
-    def left() -> int:
-        return len({name.partition("/")[0] for name in bucket.names()} - {"step-20", "step-0"})
-
-    monkeypatch.setattr(S3Objects, "delete", counted)
-    ckpt = Checkpointer(bucket.target, writer=writer, keep=KeepLast(1))
-    with ckpt:
-        ckpt.save({"step": 20}, 20)
-        assert ckpt.steps() == [20]
-        assert sorted(requests[0]) == sorted(
-            S3Target.parse(f"{bucket.target}/step-{n}/manifest.json").key for n in range(12)
-        )
-        assert left() == 3  # and step-0, the fourth
-        ckpt.load(20)
-        ckpt.save({"step": "again"}, 0)  # in place of objects that are left
-        assert ckpt.steps() == [0]
-        assert ckpt.load() == {"step": "again"}
-    assert {name.partition("/")[0] for name in bucket.names()} == {"step-0"}
-
-
 def _manifests(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return the steps whose manifests are read from now on."""
     manifest, read = ObjectStore.manifest, []

@@ -245,8 +245,7 @@ def states_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> FakeDevice:
 
     for kind in (Serialized, RankContent):
         monkeypatch.setattr(kind, "on_cpu", False)
-    tensor_on_gpu = property(lambda leaf: not isinstance(leaf.source, torch.Tensor))
-    monkeypatch.setattr(aliases.Leaf, "on_cpu", tensor_on_gpu)
+    monkeypatch.setattr(aliases.Leaf, "on_cpu", False)
     for module in (aliases, plan):
         monkeypatch.setattr(module, "tensor_memory", memory_of)
     monkeypatch.setattr(snapshot, "gpus_of", lambda _: [fake])

@@ -25,9 +25,7 @@ from iobench.checkpoint.rebuild import unflatten
 from iobench.checkpoint.state_tree import Collected, FlatState, Share, Template, flatten, json_text
 from iobench.errors import StateError
 from iobench.formats.many_parts import Numbers
-from iobench.formats.tensor_layouts import Located, TensorLayouts, numbers
-from iobench.formats.tensors import tensor_from_bytes, torch_dtype
-from iobench.writers.image import Bytes
+from iobench.formats.tensor_layouts import Located, TensorLayout, numbers
 
 StatePath = tuple[str | int, ...]
 
@@ -236,13 +234,11 @@ def tied(sharded: list[DTensor | None]) -> Share:
     """
 
     def share(
-        tensors: Mapping[str, torch.Tensor], layouts: TensorLayouts
+        tensors: Mapping[str, torch.Tensor], layouts: Sequence[TensorLayout]
     ) -> tuple[dict[str, Leaf], dict[str, View]]:
         first: dict[Any, str] = {}
         views: dict[str, View] = {}
-        for (name, tensor), layout, whole in zip(
-            tensors.items(), layouts.each, sharded, strict=True
-        ):
+        for (name, tensor), layout, whole in zip(tensors.items(), layouts, sharded, strict=True):
             key = (
                 tensor.untyped_storage()._cdata,
                 tensor.storage_offset(),
@@ -331,10 +327,10 @@ class RankStructure:
     """
 
     def __init__(self, flat: FlatState, sharded: Sequence[DTensor | None]) -> None:
-        tensors = [*flat.tensors.values(), *_arrays(flat)]
-        self.names = [*flat.tensors, *flat.arrays]
-        self.tensor_count = len(flat.tensors)
-        wholes = [*sharded, *([None] * len(flat.arrays))]
+        tensors = list(flat.tensors.values())
+        self.names = list(flat.tensors)
+        self.tensor_count = len(tensors) - flat.array_count
+        wholes = [*sharded, *([None] * flat.array_count)]
         self.held = {
             name: Held.of(name, tensor, whole)
             for name, tensor, whole in zip(self.names, tensors, wholes, strict=True)
@@ -343,11 +339,10 @@ class RankStructure:
         self.strides = {
             name: tensor.stride() for name, tensor in zip(self.names, tensors, strict=True)
         }
-        self.layouts = TensorLayouts(tensors) if flat.arrays else flat.layouts
+        self.layouts = flat.layouts
         self.on_cpu = self.layouts.on_cpu
         self.digest = _hash(json_text(shared_skeleton(flat.skeleton)))
         """Of what must be the same on all ranks: the first skeleton, without PerRank."""
-        self._array_types = [(torch_dtype(one.dtype), one.shape) for one in flat.arrays.values()]
         self.template = Template(flat)
         self._specs = [None if whole is None else whole._spec for whole in sharded]
         self._shared = sorted(set(range(len(flat.plain))) - flat.per_rank)
@@ -390,10 +385,6 @@ class RankStructure:
         """Return a hash of what must be the same on all ranks, with these plain values."""
         return _hash("\0".join([self.digest, *(texts[number] for number in self._shared)]))
 
-    def array_tensors(self, arrays: Sequence[Bytes]) -> list[torch.Tensor]:
-        """Return the numpy arrays as tensors on their memory."""
-        return [_tensor(data, *kind) for data, kind in zip(arrays, self._array_types, strict=True)]
-
 
 class LocalState(NamedTuple):
     """The state of this rank before a save; nothing is copied.
@@ -422,34 +413,22 @@ def local_state(state: Any, rank: int, last: RankStructure | None) -> LocalState
     except StateError:  # raised again by `flatten`
         found = None
     if last and found:
-        tensors = [*found.tensors, *last.array_tensors(found.arrays)]
+        tensors = [*found.tensors, *found.arrays]
         located = last.layouts.locate(tensors)
         if located is not None and last.still_tied(located.addresses):
             skeleton, digest = last.template.skeleton(found.texts), last.plain_digest(found.texts)
             return LocalState(last, skeleton, digest, tensors, wholes, located)
     flat = flatten(tree, rank=rank, share=tied(wholes))
-    if len(flat.tensors) != len(wholes):
+    if len(flat.tensors) - flat.array_count != len(wholes):
         raise StateError("the attributes of an OrderedDict hold tensors; move them into the state")
     structure = RankStructure(flat, wholes)
-    tensors = [*flat.tensors.values(), *_arrays(flat)]
+    tensors = list(flat.tensors.values())
     located = structure.layouts.locate(tensors)
     if located is None:
         raise StateError("the storage of a tensor is smaller than the tensor")
     texts = flat.plain_texts()
     skeleton = structure.template.skeleton(texts)
     return LocalState(structure, skeleton, structure.plain_digest(texts), tensors, wholes, located)
-
-
-def _arrays(flat: FlatState) -> list[torch.Tensor]:
-    return [
-        _tensor(leaf.cpu_bytes(), torch_dtype(leaf.dtype), leaf.shape)
-        for leaf in flat.arrays.values()
-    ]
-
-
-def _tensor(data: Bytes, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
-    # torch has no read-only tensors and warns of read-only memory.
-    return tensor_from_bytes(data if data.flags.writeable else data.copy(), dtype, shape)
 
 
 def _hash(text: str) -> str:

@@ -9,12 +9,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from iobench import Checkpointer, KeepEvery, KeepLast, load_checkpoint
 from iobench.checkpoint.staged import STAGING_SUFFIX
-from iobench.checkpoint.store import DirectoryStore
 from iobench.errors import TargetError, TransferError
 
 
@@ -103,35 +101,17 @@ def many(runs: Path) -> Path:
     return runs / "a"
 
 
-def _hidden(at: Path) -> int:
-    return len(list(at.glob(f".step-*{STAGING_SUFFIX}")))
-
-
 def test_many_old_checkpoints(many: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A save keeps what it should at once, and removes the files of a few; `close` ends it."""
-    synced: list[Path] = []
-    monkeypatch.setattr("iobench.checkpoint.store.sync_directory", synced.append)
+    """A save removes all that it should; each rename is synced before files are removed."""
+    done: list[str] = []
+    remove_tree = shutil.rmtree
+    monkeypatch.setattr("iobench.checkpoint.store.sync_directory", lambda _: done.append("sync"))
+    monkeypatch.setattr(
+        "iobench.writers.removal.remove_tree", lambda at: (done.append("remove"), remove_tree(at))
+    )
     with Checkpointer(many, writer="buffered", keep=KeepLast(2)) as ckpt:
         ckpt.save({"step": 20}, 20)
-        assert (ckpt.steps(), _hidden(many), synced) == ([19, 20], 11, [many])
-        ckpt.save_async({"step": 21}, 21)
-        ckpt.wait()
-        assert (ckpt.steps(), _hidden(many), synced) == ([20, 21], 4, [many] * 2)
-        ckpt.remove(20)
-        assert (ckpt.steps(), _hidden(many)) == ([21], 4)
-    assert _names(many) == {"step-21"}
-
-
-def test_many_old_checkpoints_and_little_room(many: Path, monkeypatch) -> None:
-    """The next save needs the space: all files are removed until there is room."""
-
-    def free(_: object) -> int:
-        return 10 if _hidden(many) > 3 else 10**9
-
-    monkeypatch.setattr(DirectoryStore, "_free_bytes", free)
-    with Checkpointer(many, writer="buffered", keep=KeepLast(2)) as ckpt:
-        ckpt.save({"w": np.zeros(1000)}, 20)
-        assert (ckpt.steps(), _hidden(many)) == ([19, 20], 3)
+        assert (_names(many), done) == ({"step-19", "step-20"}, ["sync", "remove"] * 19)
 
 
 def _refuse(monkeypatch: pytest.MonkeyPatch, name: str) -> list[str]:
@@ -148,23 +128,20 @@ def _refuse(monkeypatch: pytest.MonkeyPatch, name: str) -> list[str]:
 
 
 def test_old_files_that_cannot_be_removed(many: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A warning, once; the others are removed, and it is tried again."""
+    """A warning, once; the others are removed, and the next Checkpointer tries it again."""
     refused = _refuse(monkeypatch, ".step-12.")
     with Checkpointer(many, writer="buffered", keep=KeepLast(2)) as ckpt:
         with pytest.warns(RuntimeWarning, match=r"cannot be removed .*\.step-12\."):
             ckpt.save({"step": 20}, 20)
-        for step in (21, 22, 23):
-            ckpt.save({"step": step}, step)
-        assert _hidden(many) == 1
-        refused.clear()
-        ckpt.save({"step": 24}, 24)
-        assert _hidden(many) == 0
+        ckpt.save({"step": 21}, 21)
+        assert (ckpt.steps(), len(_names(many))) == ([20, 21], 3)
+    refused.clear()
+    Checkpointer(many, writer="buffered").close()
+    assert _names(many) == {"step-20", "step-21"}
 
 
 def test_an_interrupt_while_old_files_are_removed(many: Path, monkeypatch) -> None:
-    """`close` keeps the lock, and a second one removes the rest."""
-    ckpt = Checkpointer(many, writer="buffered", keep=KeepLast(2))
-    ckpt.save({"step": 20}, 20)
+    """The save is committed, and the next one removes the rest."""
     remove_tree, calls = shutil.rmtree, iter((None, KeyboardInterrupt, *[None] * 20))
 
     def interrupted(path: Path) -> None:
@@ -173,13 +150,14 @@ def test_an_interrupt_while_old_files_are_removed(many: Path, monkeypatch) -> No
         remove_tree(path)
 
     monkeypatch.setattr("iobench.writers.removal.remove_tree", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        ckpt.close()
-    assert _hidden(many) == 10
-    with pytest.raises(TargetError, match="holds it since"):
-        Checkpointer(many, writer="buffered")
-    ckpt.close()
-    assert _names(many) == {"step-19", "step-20"}
+    with Checkpointer(many, writer="buffered", keep=KeepLast(2)) as ckpt:
+        with pytest.raises(KeyboardInterrupt):
+            ckpt.save({"step": 20}, 20)
+        assert ckpt.latest() == 20
+        ckpt.save({"step": 21}, 21)
+        assert ckpt.steps() == [20, 21]
+    Checkpointer(many, writer="buffered").close()
+    assert _names(many) == {"step-20", "step-21"}
 
 
 def test_leftovers_that_cannot_be_removed(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,7 +29,6 @@ from iobench.remote.placement import TierHistory
 from iobench.remote.queue import DrainQueue, Queued
 from iobench.units import MIB
 from iobench.writers.blocks.channel import Lease
-from iobench.writers.removal import Backlog
 
 _Calls = tuple[Callable[[], object], Callable[[], object]]
 
@@ -122,18 +121,6 @@ def test_journal(tmp_path: Path) -> None:
     everywhere(journal, check)
 
 
-def test_backlog() -> None:
-    """A checkpoint is removed in another thread while the backlog is looked through."""
-
-    def check() -> _Calls:
-        backlog: Backlog[int] = Backlog(lambda _: None)
-        for key in range(50):
-            backlog.add(key)
-        return lambda: list(backlog), lambda: backlog.reduce(1)
-
-    at_every_collection(check)
-
-
 class _Store:
     """A store of some checkpoints, none of which was read."""
 
@@ -146,11 +133,7 @@ class _Store:
     def serials(self) -> dict[int, int]:
         return {step: step + 1 for step in self.steps()}
 
-    def retire(self, _: list[int]) -> dict[int, Exception]:
-        return {}
-
-    def sweep(self, *_: int, **__: int) -> list[Exception]:
-        return []
+    def remove(self, step: int) -> None: ...
 
 
 def test_ledger() -> None:

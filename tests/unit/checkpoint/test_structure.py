@@ -36,7 +36,7 @@ def _restored(one: Serialized) -> Any:
     """The state as its two files give it back."""
     data, end = np.frombuffer(_bytes(one), dtype=np.uint8), len(one.structure.header)
     leaves = {}
-    for name, leaf in one.structure.leaves(one.tensors, one.arrays).items():
+    for name, leaf in one.leaves().items():
         begin, end = end, end + leaf.size_bytes
         leaves[name] = tensor_from_bytes(
             data[begin:end].copy(), torch_dtype(leaf.dtype), leaf.shape

@@ -71,7 +71,8 @@ def test_ten_thousand_saves_leave_no_growing_list() -> None:
             assert queue.move(late, "dropped", of=PENDING)
         dropped = [one for one in local[:-3] if one not in queue.unsettled(local)]
         local = [one for one in local if one not in dropped]
-        queue.retired(dropped)
+        for step in dropped:
+            queue.retired(step)
         queue.forget_settled(remote.__contains__)
         most = max(most, len(queue.entries()))
     assert most <= 10
