@@ -10,8 +10,7 @@ import torch
 
 from iobench.formats.safetensors_header import DTYPES
 from iobench.formats.tensor_layouts import TensorLayout
-from iobench.formats.tensors import dtype_name, tensor_bytes, tensor_memory, torch_dtype
-from iobench.writers.image import AnyMemory, Bytes
+from iobench.formats.tensors import dtype_name, torch_dtype
 
 ALIGNMENT = 16
 """Bytes of the widest element of a torch dtype, complex128."""
@@ -42,18 +41,6 @@ class Leaf(NamedTuple):
         if dtype is None:
             return cls("uint8", (size,), size, tensor)
         return cls(dtype, tensor.shape, size, tensor)
-
-    @property
-    def on_cpu(self) -> bool:
-        return self.source.is_cpu
-
-    def cpu_bytes(self) -> Bytes:
-        """Return the bytes in place. Only a tensor that is not contiguous is copied."""
-        return tensor_bytes(self.source)
-
-    def memory(self) -> AnyMemory:
-        """Like `cpu_bytes`, also of a tensor on a CUDA device: this copies within the device."""
-        return tensor_memory(self.source)
 
 
 @dataclass(frozen=True, kw_only=True)

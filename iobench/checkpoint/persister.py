@@ -172,8 +172,6 @@ class Persister(Generic[T]):
         turns, pool = self._turns, self.pool
         if turns is None or pool.counts_alone:
             return
-        if interpreter_end.begun():
-            self.wait()  # `submit` must not wait for snapshots that are announced after this one
         counts = turns.agreed(lambda: None if pool.grows(size_bytes) else pool.counted(size_bytes))
         if None in counts:
             self.wait()
@@ -230,12 +228,7 @@ class Persister(Generic[T]):
             self.give_back(lease)
             return
         self._turns.remember(lease)
-        if interpreter_end.begun():
-            self.wait()
-            self._write(lease.item)
-            self.give_back(lease)
-        else:
-            self._channel.submit(lease)
+        self._channel.submit(lease)
 
     def give_back(self, lease: Lease[Snapshot[T]]) -> None:
         """Return the slot of the snapshot, unless it was submitted. All ranks do."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -29,7 +29,7 @@ from iobench.formats.collector import collector_paused
 from iobench.formats.many_parts import Numbers, PartsImage, ScatteredImage
 from iobench.formats.safetensors_header import header_bytes
 from iobench.formats.tensor_layouts import FileLayout, Located, TensorLayouts, numbers
-from iobench.formats.tensors import tensor_bytes
+from iobench.formats.tensors import tensor_bytes, tensor_memory
 from iobench.units import GIB
 from iobench.writers.image import Bytes, FileImage
 
@@ -263,15 +263,6 @@ class Serialized:
         """The names of `tensors`."""
         return self.structure.names
 
-    def parts(self) -> Iterator[tuple[int, Leaf | Bytes]]:
-        """Yield the offset in the tensor file and the bytes of each of its parts."""
-        header = self.structure.header
-        yield 0, header
-        end = len(header)
-        for leaf in self.leaves().values():
-            yield end, leaf
-            end += leaf.size_bytes
-
     def leaves(self) -> dict[str, Leaf]:
         """Return the leaves by name, in file order, on the memory of the state."""
         return self.structure.leaves(self.tensors)
@@ -282,9 +273,8 @@ class Serialized:
         Only tensors that are not contiguous are copied.
         """
         if not self.on_cpu:
-            parts = (part for _, part in self.parts())
-            memories = (part.memory() if isinstance(part, Leaf) else part for part in parts)
-            return PartsImage(TENSORS, memories)
+            leaves = (tensor_memory(leaf.source) for leaf in self.leaves().values())
+            return PartsImage(TENSORS, [self.structure.header, *leaves])
         return self.structure.image(TENSORS, self.located, self.tensors)
 
     def whole_image(self) -> FileImage:

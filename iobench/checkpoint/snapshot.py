@@ -8,16 +8,13 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Generic, Protocol, Self, TypeVar
 
-import numpy as np
 import torch
 
 from iobench import linux
-from iobench.checkpoint.aliases import Leaf
 from iobench.checkpoint.persister import Persister, Snapshot
 from iobench.checkpoint.streamed import Streamed
 from iobench.errors import StateError
 from iobench.units import MIB
-from iobench.writers.blocks import interpreter_end
 from iobench.writers.blocks.channel import Lease, LeaseState
 from iobench.writers.blocks.pages import make_pages
 from iobench.writers.blocks.workers import Blocks, run_workers
@@ -57,12 +54,6 @@ class Content(Protocol):
     def tensors(self) -> list[torch.Tensor]:
         """The tensors of the state."""
 
-    def leaves(self) -> dict[str, Leaf]:
-        """Return the tensors of the file by name, on the memory of the state."""
-
-    def parts(self) -> Iterator[tuple[int, Leaf | Bytes]]:
-        """Yield the offset in the file and the contents of each of its parts."""
-
     def image(self) -> FileImage:
         """Return the file on the memory of the state."""
 
@@ -82,25 +73,29 @@ class Content(Protocol):
 _C = TypeVar("_C", bound=Content)
 
 
-def copy_into(memory: Bytes, content: Content, copies: DeviceCopies | None = None) -> float:
+_OnGpu = tuple[FileImage, DeviceCopies]
+"""The file of a state with GPU tensors, on its memory, and what copies it."""
+
+
+def copy_into(memory: Bytes, content: Content, on_gpu: _OnGpu | None = None) -> float:
     """Copy the file to the beginning of `memory`. On return the state may change.
 
-    Several threads copy CPU tensors without the GIL. GPU tensors are copied by `copies`; None:
-    after the work of this thread. No copy is in flight afterwards, also after an error. Returns the
+    Several threads copy CPU tensors without the GIL. GPU tensors are copied `on_gpu`; None: after
+    the work of this thread. No copy is in flight afterwards, also after an error. Returns the
     seconds in which pages of `memory` were made.
     """
     if content.on_cpu:
         return copy_image(memory, content.image(), processes=content.processes)
-    with copies or DeviceCopies(gpus_of(content)) as streams:
-        for begin, part in content.parts():
-            if isinstance(part, Leaf) and not part.on_cpu:
-                if part.size_bytes:
-                    stream = streams.on(cuda_device(part.source.device))
-                    stream.copy(part.source, memory[begin : begin + part.size_bytes])
-            else:
-                data = part.cpu_bytes() if isinstance(part, Leaf) else part
-                np.copyto(memory[begin : begin + len(data)], data)
+    image, copies = on_gpu or gpu_source(content)
+    _copy_from_gpu(memory, image, 0, image.size_bytes, copies)
     return 0.0
+
+
+def gpu_source(content: Content) -> _OnGpu:
+    """Return what `copy_into` needs for a state with GPU tensors, after the work of this thread."""
+    gpus, image = gpus_of(content), content.image()
+    # After the image: a tensor that is not contiguous was copied within its device for it.
+    return image, DeviceCopies(gpus)
 
 
 def gpus_of(content: Content) -> list[Device]:
@@ -109,10 +104,10 @@ def gpus_of(content: Content) -> list[Device]:
     Raises StateError for a tensor that is neither in host memory nor on a CUDA device.
     """
     devices: list[Device] = []
-    for name, leaf in content.leaves().items():
-        if leaf.on_cpu:
+    for name, tensor in zip(content.names, content.tensors, strict=True):
+        if tensor.is_cpu:
             continue
-        device = leaf.source.device
+        device = tensor.device
         if device.type != "cuda":
             raise StateError(
                 f"{name}: a tensor on {device} cannot be saved; a state is on CPU and CUDA devices"
@@ -190,19 +185,13 @@ class LazyCopy(Generic[_C]):
         self._lease, self._persister = lease, persister
         content = lease.item.content
         self._content = content = content if waits else content.to_be_copied_later()
-        gpus = [] if content.on_cpu else gpus_of(content)
         self._versions = {} if waits else _versions(content)
-        self._on_gpu: FileImage | None = None
         if lease.item.begin:
             lease.item.save.streamed = True
-            head = content.whole_image()
-            if gpus:
-                self._on_gpu = content.image()
             lease.item.streamed = Streamed(
-                lease.item.begin, head, self._copy_rest, self._check_unchanged
+                lease.item.begin, content.whole_image(), self._copy_rest, self._check_unchanged
             )
-        # After the images: a tensor that is not contiguous was copied within its device for them.
-        self._copies = DeviceCopies(gpus) if gpus else None
+        self._on_gpu = None if content.on_cpu else gpu_source(content)
 
     def run(self) -> None:
         """Copy and submit."""
@@ -211,7 +200,7 @@ class LazyCopy(Generic[_C]):
             if snapshot.streamed is not None:
                 self._stream(snapshot.streamed)
                 return
-            snapshot.save.pages_s = copy_into(snapshot.memory, self._content, self._copies)
+            snapshot.save.pages_s = copy_into(snapshot.memory, self._content, self._on_gpu)
             self._check_unchanged()
             snapshot.content = self._content.without_memory()
             self._persister.submit(self._lease)
@@ -231,14 +220,13 @@ class LazyCopy(Generic[_C]):
             )
 
     def _stream(self, streamed: Streamed) -> None:
-        if self._copies is not None:
-            self._copies.wait()  # what the trainer has queued: the writer's streams do not know it
+        if self._on_gpu is not None:
+            self._on_gpu[
+                1
+            ].wait()  # what the trainer has queued: the writer's streams do not know it
         self._lease.item.content = self._content.without_memory(streamed)
-        if interpreter_end.begun():
-            streamed.copy_rest()  # `submit` writes the file
-        else:  # the writer is what the trainer waits for; this thread ends with the copy
-            with contextlib.suppress(OSError):
-                linux.yield_to_others(_NICE)
+        with contextlib.suppress(OSError):  # the trainer waits for the writer
+            linux.yield_to_others(_NICE)
         self._persister.submit(self._lease)
         streamed.copy_rest()
         self._persister.wait_for(streamed.taken.wait, self._lease)
@@ -249,10 +237,10 @@ class LazyCopy(Generic[_C]):
         """Copy what the slot has room for. `head` computes the checksum of a piece in two parts."""
         content, snapshot = self._content, self._lease.item
         middle, many = content.piece_end(snapshot.begin), content.processes
-        if self._copies is not None and self._on_gpu is not None:
-            end = self._on_gpu.size_bytes
-            _copy_from_gpu(snapshot.memory, head, snapshot.begin, middle, self._copies)
-            _copy_from_gpu(snapshot.memory, self._on_gpu, middle, end, self._copies)
+        if self._on_gpu is not None:
+            image, copies = self._on_gpu
+            _copy_from_gpu(snapshot.memory, head, snapshot.begin, middle, copies)
+            _copy_from_gpu(snapshot.memory, image, middle, image.size_bytes, copies)
             self._on_gpu = None
             return
         copy_image(snapshot.memory, head, begin=snapshot.begin, end=middle)

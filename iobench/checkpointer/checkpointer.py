@@ -240,6 +240,8 @@ class Checkpointer:
         does.
         """
         self._check_usable()
+        if interpreter_end.begun():  # a thread that starts now is not awaited
+            return self.save(state, step)
         return self._started(self._saving.save_async(state, step))
 
     def save(self, state: Any, step: int) -> Save:

@@ -19,7 +19,6 @@ from iobench.errors import RankError, UsageError
 from iobench.ranks.together import JobRanks, begin_together
 from iobench.remote.local_tier import LocalTier
 from iobench.remote.snapshot_memory import SnapshotMemory
-from iobench.writers.blocks import interpreter_end
 from iobench.writers.blocks.channel import Channel, Lease, LeaseState, OnFull
 
 _REMEMBERED = 1000  # length of `saves`
@@ -106,13 +105,10 @@ class Saving:
         try:
             if not self.persister.take(lease, pinned=not content.on_cpu, on_full=self.on_full):
                 save.status = "skipped"
-            elif lease.item.begin or (self.lazy and not interpreter_end.begun()):
+            elif lease.item.begin or self.lazy:
                 copy = Lease(LazyCopy(lease, self.persister, waits=not self.lazy))
-                if interpreter_end.begun():
-                    copy.item.run()
-                else:
-                    self._lazy_save = save
-                    self._copies.submit(copy)
+                self._lazy_save = save
+                self._copies.submit(copy)
                 if not self.lazy:
                     self.finish_copy()
             else:

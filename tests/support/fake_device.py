@@ -21,7 +21,7 @@ import pytest
 import torch
 
 from iobench import linux
-from iobench.checkpoint import aliases, persister, slots, snapshot
+from iobench.checkpoint import persister, serialized, slots, snapshot
 from iobench.checkpoint.ranked import plan
 from iobench.checkpoint.ranked.plan import RankContent
 from iobench.checkpoint.serialized import Serialized
@@ -245,8 +245,7 @@ def states_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> FakeDevice:
 
     for kind in (Serialized, RankContent):
         monkeypatch.setattr(kind, "on_cpu", False)
-    monkeypatch.setattr(aliases.Leaf, "on_cpu", False)
-    for module in (aliases, plan):
+    for module in (serialized, plan):
         monkeypatch.setattr(module, "tensor_memory", memory_of)
     monkeypatch.setattr(snapshot, "gpus_of", lambda _: [fake])
     for module in (snapshot, slots, persister):

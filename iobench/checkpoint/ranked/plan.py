@@ -27,7 +27,6 @@ from torch.distributed.checkpoint.planner import (
     WriteItemType,
 )
 
-from iobench.checkpoint.aliases import Leaf
 from iobench.checkpoint.ranked.structure import Held, LocalState, RankStructure, local_state
 from iobench.checkpoint.streamed import Streamed
 from iobench.errors import StateError
@@ -293,20 +292,6 @@ class RankContent:
             step *= size
         offset = tensor.storage_offset() + source.shift // tensor.element_size()
         return tensor.as_strided(sizes, strides, offset)
-
-    def leaves(self) -> dict[str, Leaf]:
-        """Return the boxes with elements, on the memory of the state."""
-        return {
-            f"{number}": Leaf.of_tensor(self._view(source, sizes))
-            for number, (source, sizes) in enumerate(self._stored())
-        }
-
-    def parts(self) -> Iterator[tuple[int, Leaf | Bytes]]:
-        """Yield the offset in the file and the bytes of every part of it."""
-        yield from self.plan.file.texts()
-        stored = [item for item in self.plan.file.items if item.data_bytes]
-        for item, leaf in zip(stored, self.leaves().values(), strict=True):
-            yield item.data_start, leaf
 
     def image(self) -> FileImage:
         """Return the file on the trainer's memory, without the checksums in torch's format."""

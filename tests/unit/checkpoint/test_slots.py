@@ -4,7 +4,6 @@ one."""
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,10 +14,10 @@ from support.fake_cuda import FakeCuda, GpuTensor
 from support.fake_device import FakeDevice
 
 from iobench.checkpoint import slots, snapshot
-from iobench.checkpoint.aliases import Leaf
 from iobench.checkpoint.slots import Slot, SlotPool
 from iobench.checkpoint.snapshot import copy_into
 from iobench.errors import StateError, UnavailableError
+from iobench.formats.many_parts import PartsImage
 from iobench.units import MIB
 from iobench.writers.device.cuda import cuda_device
 from iobench.writers.image import Bytes
@@ -120,19 +119,17 @@ def device(monkeypatch: pytest.MonkeyPatch) -> FakeDevice:
     return fake
 
 
-def _content(*sources: torch.Tensor, interrupt: bool = False) -> Any:
-    """A file of these tensors, one after the other, perhaps with Ctrl-C after them."""
-    leaves = {f"w{n}": Leaf.of_tensor(source) for n, source in enumerate(sources)}
-
-    def parts() -> Iterator[tuple[int, Leaf | Bytes]]:
-        position = 0
-        for leaf in leaves.values():
-            yield position, leaf
-            position += leaf.size_bytes
-        if interrupt:
-            raise KeyboardInterrupt
-
-    return SimpleNamespace(on_cpu=False, leaves=lambda: leaves, parts=parts)
+def _content(device: FakeDevice, *sources: torch.Tensor) -> Any:
+    """A file of these tensors, one after the other."""
+    parts = [
+        device.upload(data) if isinstance(one, GpuTensor) else data
+        for one in sources
+        for data in [np.frombuffer(_bytes([one]), dtype=np.uint8)]
+    ]
+    names = [f"w{number}" for number in range(len(sources))]
+    return SimpleNamespace(
+        on_cpu=False, names=names, tensors=sources, image=lambda: PartsImage("f", parts)
+    )
 
 
 def _state() -> list[torch.Tensor]:
@@ -144,16 +141,23 @@ def _bytes(tensors: list[torch.Tensor]) -> bytes:
     return b"".join(one.as_subclass(torch.Tensor).numpy().tobytes() for one in tensors)
 
 
-def test_copies_have_ended(device: FakeDevice) -> None:
+def test_copies_have_ended(device: FakeDevice, monkeypatch: pytest.MonkeyPatch) -> None:
     """On return the bytes are in the slot. After an interrupt no copy is in flight: the next
     snapshot in this slot would get its bytes."""
     memory, state = np.zeros(5000, np.uint8), _state()
-    copy_into(memory, _content(*state, torch.arange(5)))
+    copy_into(memory, _content(device, *state, torch.arange(5)))
     want = _bytes(state) + torch.arange(5).numpy().tobytes()
     assert memory[: len(want)].tobytes() == want
     assert device.copies == 3
+
+    def interrupted(*_: object) -> None:
+        assert device.pending
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(np, "copyto", interrupted)  # the copy of the tensor in host memory
     with pytest.raises(KeyboardInterrupt):
-        copy_into(memory, _content(*_state(), interrupt=True))
+        copy_into(memory, _content(device, *_state(), torch.arange(5)))
+    monkeypatch.undo()
     assert not device.pending
 
 
@@ -166,5 +170,5 @@ def test_a_tensor_on_another_device(kind: str, device: FakeDevice) -> None:
 
     state = [*_state(), torch.ones(3).as_subclass(Other)]
     with pytest.raises(StateError, match=f"w4: a tensor on {kind} cannot be saved"):
-        copy_into(np.zeros(5000, np.uint8), _content(*state))
+        copy_into(np.zeros(5000, np.uint8), _content(device, *state))
     assert not device.pending

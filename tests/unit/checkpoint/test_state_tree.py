@@ -18,12 +18,12 @@ from iobench.checkpoint.aliases import Leaf
 from iobench.checkpoint.rebuild import unflatten
 from iobench.checkpoint.state_tree import flatten
 from iobench.errors import StateError
-from iobench.formats.tensors import tensor_from_bytes, torch_dtype
+from iobench.formats.tensors import tensor_bytes, tensor_from_bytes, torch_dtype
 
 
 def _stored(leaf: Leaf) -> torch.Tensor:
     """Return the leaf as read from a file: its bytes with dtype and shape, in new memory."""
-    return tensor_from_bytes(leaf.cpu_bytes().copy(), torch_dtype(leaf.dtype), leaf.shape)
+    return tensor_from_bytes(tensor_bytes(leaf.source).copy(), torch_dtype(leaf.dtype), leaf.shape)
 
 
 def _round_trip(state: Any) -> Any:

@@ -320,11 +320,11 @@ def test_a_lazy_save_changed_too_early(runs: Path) -> None:
 
 
 def test_at_the_end_of_the_interpreter(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No thread can be started: the caller writes all of it."""
+    """No thread can be started: the one that copies writes all of it."""
     state = _state()
     with Checkpointer(runs, writer="buffered", budget=_size(state, runs) // 3) as ckpt:
         monkeypatch.setattr(interpreter_end, "begun", lambda: True)
-        save = ckpt.save_async(state, 1)
+        save = ckpt._saving.save_async(state, 1)
         assert save.status == "committed"
         _change(state)
         monkeypatch.undo()

@@ -20,7 +20,7 @@ from iobench.checkpoint import serialized
 from iobench.checkpoint.rebuild import unflatten
 from iobench.checkpoint.serialized import Serialized, Serializer
 from iobench.errors import StateError
-from iobench.formats.tensors import resolved, tensor_from_bytes, torch_dtype
+from iobench.formats.tensors import resolved, tensor_bytes, tensor_from_bytes, torch_dtype
 
 State = dict[Any, Any]
 
@@ -52,7 +52,7 @@ def _is_same_as_anew(serializer: Serializer, state: Any) -> Serialized:
     assert vars(found.structure.pieces) == vars(anew.structure.pieces)
     assert _bytes(found) == _bytes(anew)
     # A state on a device is copied leaf by leaf.
-    leaves = b"".join(leaf.cpu_bytes().tobytes() for leaf in found.leaves().values())
+    leaves = b"".join(tensor_bytes(leaf.source).tobytes() for leaf in found.leaves().values())
     assert leaves == _bytes(found)[len(found.structure.header) :]
     return found
 
