@@ -214,21 +214,16 @@ def restore(
             left = [other for other in now if other not in passed_over]
             continue
         if on_corrupt == "raise":
-            raise _noted(damage, others)
+            if others:
+                damage.add_note(
+                    f"the checkpoint before it is step {others[0]}; "
+                    'on_corrupt="previous" restores the newest one that is not damaged'
+                )
+            raise damage
         passed_over[candidate] = str(damage)
         warnings.warn(f"step {candidate} is skipped: {damage}", RuntimeWarning, stacklevel=3)
         left = others
     raise DataMismatchError(f"{candidates}: every checkpoint is damaged: {passed_over}")
-
-
-def _noted(damage: Exception, others: list[int]) -> Exception:
-    """Return `damage` with what can be restored instead."""
-    if others:
-        damage.add_note(
-            f'the checkpoint before it is step {others[0]}; on_corrupt="previous" restores the '
-            "newest one that is not damaged"
-        )
-    return damage
 
 
 def _newest_first(candidates: Candidates, step: int | Literal["latest"]) -> list[int]:

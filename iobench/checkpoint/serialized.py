@@ -291,16 +291,9 @@ class Serialized:
         return image if self.streamed is None else self.streamed.image(image)
 
     def to_be_copied_later(self) -> Serialized:
-        """Return the same for a copy while the trainer goes on.
-
-        It may change numpy arrays at once, so they are copied. It may give tensor objects other
-        memory, so the tensors are detached: others on the same memory.
-        """
-        structure, count = self.structure, self.structure.tensor_count
-        tensors = [tensor.detach() for tensor in self.tensors[:count]]
-        tensors += [array.clone() for array in self.tensors[count:]]
-        located = structure.layouts.locate_same(tensors)
-        assert located is not None
+        """Return the same for a copy while the trainer goes on: arrays are copied at once."""
+        structure = self.structure
+        tensors, located = structure.layouts.held(self.tensors, structure.tensor_count)
         return replace(self, tensors=tensors, located=located)
 
     def without_memory(self, streamed: Streamed | None = None) -> Serialized:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import warnings
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
@@ -20,7 +19,6 @@ from iobench.checkpoint.staged import (
 from iobench.errors import TargetError, transfer_errors
 from iobench.regular_file import read_regular
 from iobench.writers.base import Writer
-from iobench.writers.blocks import interpreter_end
 from iobench.writers.local.directory_lock import DirectoryLock, lock_directory
 from iobench.writers.local.new_file import PART_SUFFIX, sync_directory
 from iobench.writers.removal import remove_all, remove_entry, warn_of
@@ -98,19 +96,6 @@ def store_at(location: str | Path, writer: Writer) -> CheckpointStore:
 
         return ObjectStore(str(location), writer)
     return DirectoryStore(Path(location))
-
-
-def release_unclosed(store: CheckpointStore, failure: Exception | None) -> None:
-    """Release the directory of a Checkpointer that was never closed, and report it."""
-    store.release()
-    if failure is not None:
-        interpreter_end.lost(
-            f"the Checkpointer of {store} was never closed, and a save had failed: {failure!r}"
-        )
-    else:
-        warnings.warn(
-            f"the Checkpointer of {store} was never closed", ResourceWarning, stacklevel=2
-        )
 
 
 class DirectoryStore:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,7 +19,7 @@ from iobench.checkpoint.restore import Loaded, OnCorrupt
 from iobench.checkpoint.retention import Retention
 from iobench.checkpoint.save import OnEvent, Save, SaveEvents
 from iobench.checkpoint.schedule import Every, Schedule
-from iobench.checkpoint.store import CheckpointStore, release_unclosed
+from iobench.checkpoint.store import CheckpointStore
 from iobench.checkpointer.opening import CheckpointerOptions, Opening, WhenFull
 from iobench.checkpointer.restoring import Stateful, check_resumable, expected_of, resume_into
 from iobench.checkpointer.saving import Saving
@@ -539,8 +540,14 @@ def _raise_first(failures: list[Exception]) -> None:
 
 
 def _ended(store: CheckpointStore, events: SaveEvents | None, failure: Exception | None) -> None:
+    """Release the directory of a Checkpointer that was never closed, and report it."""
+    problem = f"the Checkpointer of {store} was never closed"
     try:
-        release_unclosed(store, failure)
+        store.release()
+        if failure is not None:
+            interpreter_end.lost(f"{problem}, and a save had failed: {failure!r}")
+        else:
+            warnings.warn(problem, ResourceWarning, stacklevel=2)
     finally:
         # The garbage collector may call this in any thread, which must not wait.
         if events is not None and threading.current_thread() is threading.main_thread():

@@ -335,12 +335,9 @@ class RankContent:
 
     def to_be_copied_later(self) -> RankContent:
         """Return the same for a copy while the trainer goes on: arrays are copied at once."""
-        count = self.structure.tensor_count
-        tensors = [tensor.detach() for tensor in self.tensors[:count]]
-        copies = [tensor.clone() for tensor in self.tensors[count:]]
-        located = self.structure.layouts.locate([*tensors, *copies])
-        assert located is not None  # the same layouts
-        return replace(self, tensors=[*tensors, *copies], located=located)
+        structure = self.structure
+        tensors, located = structure.layouts.held(self.tensors, structure.tensor_count)
+        return replace(self, tensors=tensors, located=located)
 
     def without_memory(self, streamed: Streamed | None = None) -> RankContent:
         """Return what is needed after the copy: it keeps no tensor and no array alive."""
