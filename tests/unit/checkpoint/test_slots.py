@@ -4,6 +4,7 @@ one."""
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from support.fake_cuda import FakeCuda, GpuTensor
-from support.fake_device import FakeDevice
+from support.fake_device import FakeBytes, FakeDevice
 
 from iobench.checkpoint import slots, snapshot
 from iobench.checkpoint.slots import Slot, SlotPool
@@ -141,7 +142,7 @@ def _bytes(tensors: list[torch.Tensor]) -> bytes:
     return b"".join(one.as_subclass(torch.Tensor).numpy().tobytes() for one in tensors)
 
 
-def test_copies_have_ended(device: FakeDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copies_have_ended(device: FakeDevice) -> None:
     """On return the bytes are in the slot. After an interrupt no copy is in flight: the next
     snapshot in this slot would get its bytes."""
     memory, state = np.zeros(5000, np.uint8), _state()
@@ -150,14 +151,15 @@ def test_copies_have_ended(device: FakeDevice, monkeypatch: pytest.MonkeyPatch) 
     assert memory[: len(want)].tobytes() == want
     assert device.copies == 3
 
-    def interrupted(*_: object) -> None:
+    def interrupted(*_: int) -> Iterator[FakeBytes]:
+        yield device.upload(memory[:100])
         assert device.pending
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(np, "copyto", interrupted)  # the copy of the tensor in host memory
+    content = _content(device)
+    content.image = lambda: SimpleNamespace(size_bytes=200, pieces=interrupted)
     with pytest.raises(KeyboardInterrupt):
-        copy_into(memory, _content(device, *_state(), torch.arange(5)))
-    monkeypatch.undo()
+        copy_into(memory, content)
     assert not device.pending
 
 
