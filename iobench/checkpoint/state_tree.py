@@ -396,11 +396,9 @@ class _Flattener:
         parts = [self.encode(item, (*path, key)) for key, item in value.items()]
         specs = [spec for _, spec in parts]
         pairs = [[name, one] for name, (one, _) in zip(names, parts, strict=True)]
-        plain = _STRINGS.issuperset(map(type, keys)) and not _any_tag(keys)
+        plain = kind is dict and _STRINGS.issuperset(map(type, keys)) and not _any_tag(keys)
         items: Any = dict(pairs) if plain else pairs
-        encoded: dict[str, Any] = items
-        if kind is OrderedDict or not plain:
-            encoded = {"$dict" if kind is dict else "$ordered": items}
+        encoded = items if plain else {"$dict" if kind is dict else "$ordered": items}
         attributes = vars(value) if kind is OrderedDict else None
         if attributes:  # the _metadata of Module.state_dict
             encoded["attributes"], spec = self.encode(dict(attributes), (*path, "__dict__"))
@@ -508,17 +506,25 @@ def _compacted(skeleton: Any) -> Any:
     """
     if isinstance(skeleton, list):
         skeleton[:] = map(_compacted, skeleton)
-    if not isinstance(skeleton, dict):
-        return skeleton
-    if len(skeleton) >= _MANY and set(map(type, skeleton.values())) == {dict}:
-        names = [one.get("$tensor", "") for one in skeleton.values() if len(one) == 1]
-        first = next(iter(skeleton))
-        prefix = names[0].removesuffix(first) if names else ""
-        if names == [f"{prefix}{key}" for key in skeleton]:
-            return {"$tensors": [prefix, *skeleton]}
-    for key, item in skeleton.items():
-        skeleton[key] = _compacted(item)
+    elif isinstance(skeleton, dict):
+        if (together := _together(skeleton)) is not None:
+            return together
+        for key, item in skeleton.items():
+            pairs = item if key == "$ordered" else ()
+            names = [name for name, _ in pairs if type(name) is str]
+            listed = dict(pairs) if len(names) == len(pairs) and not _any_tag(names) else {}
+            skeleton[key] = _together(listed) or _compacted(item)
     return skeleton
+
+
+def _together(entries: dict[str, Any]) -> dict[str, Any] | None:
+    """Return one entry for many whole tensors that are named by a prefix and their keys."""
+    if len(entries) < _MANY or set(map(type, entries.values())) != {dict}:
+        return None
+    names = [one.get("$tensor", "") for one in entries.values() if len(one) == 1]
+    prefix = names[0].removesuffix(next(iter(entries))) if names else ""
+    same = names == [f"{prefix}{key}" for key in entries]
+    return {"$tensors": [prefix, *entries]} if same else None
 
 
 def _any_tag(keys: Iterable[str]) -> bool:

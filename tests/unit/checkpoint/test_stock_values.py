@@ -115,10 +115,18 @@ def test_the_values_of_all_ranks_are_listed(whole: bool) -> None:
 
 def test_ranks_with_other_keys() -> None:
     """Pipeline parallelism: each rank has layers of its own, and the skeleton has all of them."""
-    states = [{"model": {f"layer{rank}": rank, "shared": 7}, 5: {rank: 0}} for rank in range(2)]
+    states = [
+        {
+            "model": {f"layer{rank}": rank, "shared": 7},
+            "module": OrderedDict({f"layer{rank}": rank, "shared": 7}),
+            5: {rank: 0},
+        }
+        for rank in range(2)
+    ]
     skeletons = _skeletons(states)
     found = unflatten(merged([_part(r, one, []) for r, one in enumerate(skeletons)]), {})
-    assert found == {"model": {"layer0": 0, "layer1": 1, "shared": 7}, 5: {0: 0, 1: 0}}
+    layers = {"layer0": 0, "shared": 7, "layer1": 1}
+    assert found == {"model": layers, "module": OrderedDict(layers), 5: {0: 0, 1: 0}}
 
 
 @pytest.mark.parametrize(
