@@ -109,6 +109,15 @@ def format_rate(rate_bytes_per_s: float) -> str:
     )
 
 
+def in_gib(size_bytes: float, factor: float = GIB) -> str:
+    """Return bytes, or a rate, in GiB without the unit: `2.31`; below 0.1 two digits: `0.0098`.
+
+    `factor` is another unit.
+    """
+    value = size_bytes / factor
+    return f"{value:.2f}" if abs(value) >= 0.1 or not value else f"{value:.2g}"
+
+
 def format_seconds(seconds: float) -> str:
     """Return the time as `3.2 ms`, `4.21 s`, `12 min 5 s` or `3 h 20 min`."""
     if seconds < 0.9995:

@@ -20,7 +20,7 @@ from iobench.cli import interrupts
 from iobench.results import CeilingSample, Failure, Sample, TrainBlock
 from iobench.results.setting import at_target
 from iobench.text import printable
-from iobench.units import GIB, format_rate, format_seconds, format_size
+from iobench.units import format_rate, format_seconds, format_size, in_gib
 
 if TYPE_CHECKING:
     from iobench.tune.objective import Step
@@ -109,7 +109,7 @@ class StderrProgress(_Steps):
         else:
             rate = record.bytes / record.elapsed_s
             figure = f"{format_rate(rate)}, {format_seconds(record.elapsed_s)}"
-            last = f"last {rate / GIB:.2f} GiB/s"
+            last = f"last {in_gib(rate)} GiB/s"
         self._line(f"{record.repetition + 1} {writer} {record.operation}: {figure}", last)
 
 

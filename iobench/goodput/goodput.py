@@ -44,6 +44,7 @@ class Costs:
 
 
 DAY_S = 86_400.0
+_FEWEST_FAILURES, _MOST_FAILURES = 1e-6, 1e9  # beyond them the formulas overflow
 MONTH_S = 30 * DAY_S
 
 
@@ -66,8 +67,11 @@ class TrainingJob:
         _at_least("nodes", self.nodes, 1)
         _at_least("gpus-per-node", self.gpus_per_node, 1)
         rate = self.failures_per_1000_node_days
-        if not (math.isfinite(rate) and rate > 0):
-            raise OptionError(f"failures-per-1000-node-days must be above zero, and is {rate}")
+        if not _FEWEST_FAILURES <= rate <= _MOST_FAILURES:
+            raise OptionError(
+                f"failures-per-1000-node-days must be from {_FEWEST_FAILURES:g} to "
+                f"{_MOST_FAILURES:g}, and is {rate}"
+            )
         if not (math.isfinite(self.restart_s) and self.restart_s >= 0):
             raise OptionError(f"restart must be zero or more seconds, and is {self.restart_s}")
 

@@ -20,7 +20,7 @@ from iobench.report.winners import RANKED, Summary, Winner, can_win
 from iobench.report.wording import over_time_lines
 from iobench.results.setting import at_target
 from iobench.stats.comparison import LEAST_SAMPLES
-from iobench.units import GIB, count_of, format_seconds, format_size
+from iobench.units import count_of, format_seconds, format_size, in_gib
 
 _MOST_NAMES = 4
 _IDLE = 0.3  # of the time: the device is not what limits
@@ -65,8 +65,8 @@ def _background(one: Summary) -> str:
         return ""
     does = " ".join(filter(None, [f"{one.operation}s", one.axes.restore_as]))
     name = one.label.replace(f" background={one.axes.background}", "")
-    got = one.background_rates.median_bytes_per_s / GIB
-    text = f"{name} {does} at {_rate(one)} while another process restores at {got:.2f} GiB/s"
+    got = in_gib(one.background_rates.median_bytes_per_s)
+    text = f"{name} {does} at {_rate(one)} while another process restores at {got} GiB/s"
     if one.background_rates.kept is None:
         return text
     text += f", and keeps {100 * one.background_rates.kept:.0f}% of its rate alone"
@@ -246,4 +246,4 @@ def _word(text: str) -> str:
 
 
 def _rate(one: Summary) -> str:
-    return f"{one.median_bytes_per_s / GIB:.2f} GiB/s"
+    return f"{in_gib(one.median_bytes_per_s)} GiB/s"

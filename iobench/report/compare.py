@@ -28,7 +28,7 @@ from iobench.stats.comparison import (
     rates_by_repetition,
 )
 from iobench.stats.estimates import Interval, median
-from iobench.units import GIB, count_of
+from iobench.units import count_of, in_gib
 
 SCHEMA = "iobench.compare/3"
 
@@ -329,7 +329,7 @@ def _row(
         spoilt="now" in spoilt and "before" not in spoilt,
         notes=(
             *spoilt.values(),
-            *_changed_options(first.options, last.options),
+            *changed_options(first.options, last.options),
             *few,
             *(["unchanged code, so this is what the storage did"] if control else []),
         ),
@@ -349,7 +349,8 @@ def _floor(
     return recorded(kind_of(first), first.axes.target)
 
 
-def _changed_options(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+def changed_options(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """Return in words the options of a writer that differ."""
     names = dict.fromkeys([*old, *new])
     return [
         f"{name}: {_value(old, name)} before, {_value(new, name)} now"
@@ -404,8 +405,8 @@ def _table(comparison: RunComparison) -> Grid:
     columns: tuple[Column[tuple[str, ComparisonRow]], ...] = (
         Column("writer", lambda row: row[0], figure=False),
         Column("operation", lambda row: row[1].operation, figure=False),
-        Column("before\nGiB/s", lambda row: f"{row[1].old_bytes_per_s / GIB:.2f}", 1),
-        Column("now\nGiB/s", lambda row: f"{row[1].new_bytes_per_s / GIB:.2f}", 2),
+        Column("before\nGiB/s", lambda row: in_gib(row[1].old_bytes_per_s), 1),
+        Column("now\nGiB/s", lambda row: in_gib(row[1].new_bytes_per_s), 2),
         Column("ratio", lambda row: f"{row[1].ratio:.3f}"),
         Column("95%\ninterval", lambda row: _interval(row[1]), 3),
         Column("finding", lambda row: _finding(row[1]), figure=False),

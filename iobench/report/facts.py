@@ -65,10 +65,11 @@ def environment_line(environment: Environment) -> str:
 def unlike(old: Run, new: Run) -> list[str]:
     """Return in words the differences that make the figures of two runs incomparable.
 
-    Compared are the machine (CPU, CPUs, memory, GPUs), kernel, file system, devices, workload, rank
-    and size. The rules of the run are compared too: CRC32, whether data repeat, and whether the
-    measured time of a restore includes the allocation of its memory. The host's name, free space
-    and the versions of packages may differ: the comparison may be about them.
+    Compared are the machine (CPU, CPUs, memory, GPUs), kernel, file system, devices, nodes,
+    workload, rank and size, and whether saves follow each other for a time. The rules of the run
+    are compared too: CRC32, whether data repeat, and whether the measured time of a restore
+    includes the allocation of its memory. The host's name, free space and the versions of packages
+    may differ: the comparison may be about them.
     """
     before, after = dict(_deciding(old)), dict(_deciding(new))
     return [
@@ -93,6 +94,8 @@ def _deciding(run: Run) -> Iterator[tuple[str, str]]:
         yield f"file system{of}", str(storage.get("fs_type") or _UNKNOWN)
         devices = [device_words(one) for one in leaf_devices(storage.get("device"))]
         yield f"device{of}", "; ".join(filter(None, devices)) or _UNKNOWN
+    yield "nodes", str(run.world.nodes if run.world else 1)
+    yield "saves", "for a time" if run.plan.get("round_s") else "in turn with restores"
     yield "workload", f"{run.workload.name}, rank {run.workload.rank}"
     yield "size", f"{format_size(run.workload.bytes)} ({run.workload.bytes} bytes)"
     period = repeats_every(run)

@@ -90,7 +90,7 @@ def assumptions(outlook: Outlook) -> Iterator[str]:
     rate = f"{first.failures_per_1000_node_days:g} failures per 1000 node-days"
     restart = f"restart {format_seconds(first.restart_s)} and then the restore"
     if len(outlook.jobs) == 1:
-        size = f"{first.nodes:,} nodes, {first.gpus:,} GPUs"
+        size = f"{_nodes(first)}, {first.gpus:,} GPUs"
         yield f"{size}, {rate}: one every {format_seconds(first.mtbf_s)}; {restart}"
     else:
         yield f"{first.gpus_per_node} GPUs per node, {rate}; {restart}"
@@ -100,7 +100,7 @@ def _sentence(outlook: Outlook, job: TrainingJob) -> str:
     """Return `Save every 1 h 53 min (1,750 steps of 3.87 s): 3.4% of the time is lost.`"""
     found = [one for one in outlook.forecasts if one.job == job]
     best, step_s = _best(outlook, job), outlook.method.step_s
-    start = f"{job.nodes:,} nodes: save" if len(outlook.jobs) > 1 else "Save"
+    start = f"{_nodes(job)}: save" if len(outlook.jobs) > 1 else "Save"
     steps = ""
     if step_s:
         steps = f" ({best.best.interval_s / step_s:,.0f} steps of {format_seconds(step_s)})"
@@ -126,8 +126,12 @@ def _given_interval(outlook: Outlook, job: TrainingJob) -> Iterator[str]:
         if one.job == job and one.given is not None
     ]
     if losses:
-        start = f"{job.nodes:,} nodes: every" if len(outlook.jobs) > 1 else "Every"
+        start = f"{_nodes(job)}: every" if len(outlook.jobs) > 1 else "Every"
         yield f"{start} {format_seconds(asked_s)}, as given: the time lost is {', '.join(losses)}."
+
+
+def _nodes(job: TrainingJob) -> str:
+    return f"{job.nodes:,} node{'s' * (job.nodes != 1)}"
 
 
 def _best(outlook: Outlook, job: TrainingJob) -> Forecast:

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from iobench.report.answer import answer
+from iobench.report.compare import changed_options
 from iobench.report.document import Details, Document, Line, Section, Values
 from iobench.report.facts import environment_line, environment_section, repeat_section, unlike
 from iobench.report.grid import MISSING, Grid
@@ -18,6 +19,7 @@ from iobench.report.wording import footnotes, grid, heading, latency_grid, phase
 from iobench.results import ResultFile
 from iobench.results.setting import AXES_IF_SET, AXIS_NAMES
 from iobench.text import printable
+from iobench.units import in_gib
 
 _NOTHING = "nothing was measured"
 _VERDICTS = (
@@ -157,6 +159,18 @@ def _side_by_side(measured: Sequence[Measured]) -> Document:
     )
 
 
+def _other_options(first: Measured, other: Measured) -> list[str]:
+    """Return the options that differ of writers with one label, whose figures share a row."""
+    theirs = {row.summary.label: row.summary.options for row in first.rows}
+    found = {
+        f"{row.summary.label} {text}": None
+        for row in other.rows
+        if row.summary.label in theirs
+        for text in changed_options(theirs[row.summary.label], row.summary.options)
+    }
+    return list(found)
+
+
 def _letter(position: int) -> str:
     """Return the name of a record in a page of several: A to Z, then numbers."""
     return chr(ord("A") + position) if position < 26 else str(position + 1)
@@ -175,7 +189,7 @@ def _medians(measured: Sequence[Measured]) -> Iterator[Grid]:
     found: dict[tuple[str, str], dict[int, str]] = {}
     for position, one in enumerate(measured):
         for row in one.rows:
-            text = f"{row.median:.2f}" if row.counts else row.summary.verdict
+            text = in_gib(row.summary.median_bytes_per_s) if row.counts else row.summary.verdict
             who = row.summary.operation, row.summary.label
             found.setdefault(who, {})[position] = text
     if found:
@@ -195,7 +209,7 @@ def _differences(measured: Sequence[Measured]) -> Iterator[Grid]:
     rows = [
         [_letter(position), text.replace(" before, ", " in A, ").removesuffix(" now")]
         for position, one in enumerate(others, 1)
-        for text in unlike(first.result.run, one.result.run)
+        for text in (*unlike(first.result.run, one.result.run), *_other_options(first, one))
     ]
     if rows:
         columns = (("record", False), ("differs from A, the first record", False))

@@ -16,7 +16,14 @@ from iobench.results import ResultFile, TrainBlock, to_plain
 from iobench.stats.comparison import LEAST_SAMPLES, few_pairs
 from iobench.stats.estimates import interval_heading
 from iobench.train.costs import TrainingCost, blocks_by_arm, training_costs
-from iobench.units import GIB, count_of, duration_form, format_rate, format_seconds, format_size
+from iobench.units import (
+    count_of,
+    duration_form,
+    format_rate,
+    format_seconds,
+    format_size,
+    in_gib,
+)
 
 SCHEMA = "iobench.train/2"
 
@@ -144,7 +151,7 @@ def _slower(step: str, cost: TrainingCost) -> str:
 
 def _snapshot(cost: TrainingCost) -> str:
     rate = cost.snapshot_bytes_per_s
-    return MISSING if rate is None else f"{rate / GIB:.2f}"
+    return MISSING if rate is None else in_gib(rate)
 
 
 def _interval(cost: TrainingCost) -> str:
@@ -191,7 +198,7 @@ def notes(result: ResultFile) -> Iterator[str]:
 
 
 def _percent(value: float | None) -> str:
-    return MISSING if value is None else f"{value:+.1%}"
+    return MISSING if value is None else f"{value:+z.1%}"
 
 
 def _size(value: int | None) -> str:

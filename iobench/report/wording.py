@@ -15,7 +15,7 @@ from iobench.results import Operation
 from iobench.results.setting import common_axes
 from iobench.stats.estimates import ENOUGH_SAMPLES, confidence_of, interval_heading
 from iobench.stats.over_time import OverTime, RateChange
-from iobench.units import GIB, count_of, format_rate, format_seconds, format_size
+from iobench.units import count_of, format_rate, format_seconds, format_size, in_gib
 from iobench.writers.transfer import LatencyFigures
 
 _STYLES = {
@@ -89,12 +89,12 @@ def grid(report: Report) -> Grid:
 
 
 def _rate(one: Summary) -> str:
-    return f"{one.median_bytes_per_s / GIB:.2f} ({one.median_bytes_per_s / 1e9:.2f})"
+    return f"{in_gib(one.median_bytes_per_s)} ({in_gib(one.median_bytes_per_s, 1e9)})"
 
 
 def _interval(one: Summary) -> str:
     held = one.ci95_bytes_per_s
-    return f"{held[0] / GIB:.2f}-{held[1] / GIB:.2f}" if held else MISSING
+    return "-".join(map(in_gib, held)) if held else MISSING
 
 
 def _of_fio(one: Summary) -> str:
@@ -169,19 +169,13 @@ def _rank_lines(report: Report) -> Iterator[str]:
     """Yield the range of the ranks' rates in each row; medians of its samples."""
     for one in report.summaries:
         if one.ranks is not None:
-            low, high, middle = (
-                f"{bytes_per_s / GIB:.2f}"
-                for bytes_per_s in (
-                    one.ranks.slowest.bytes_per_s,
-                    one.ranks.fastest.bytes_per_s,
-                    one.ranks.median_bytes_per_s,
-                )
+            ends = (
+                f"{in_gib(rank.bytes_per_s)} GiB/s (rank {rank.rank}, host {rank.host})"
+                for rank in (one.ranks.slowest, one.ranks.fastest)
             )
-            slowest, fastest = one.ranks.slowest, one.ranks.fastest
             yield (
-                f"ranks of {one.label} {one.operation}: {low} (rank {slowest.rank}, host "
-                f"{slowest.host}) to {high} GiB/s (rank {fastest.rank}, host {fastest.host}), "
-                f"median {middle}; medians of {one.samples}"
+                f"ranks of {one.label} {one.operation}: {' to '.join(ends)}, median "
+                f"{in_gib(one.ranks.median_bytes_per_s)}; medians of {one.samples}"
             )
 
 

@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 
 __all__ = ["load"]
 
-_PARTS = ("cold", "device", "interference", "memory", "series", "stored", "verified")
+_PARTS = (
+    *("background_restores", "cold", "device", "interference", "memory", "series", "stored"),
+    "verified",
+)
 _TIMES = ("started_at", "run_started_at")
 
 

@@ -11,7 +11,8 @@ from support.records import HOSTILE, hostile_record
 from iobench.report.kinds import document_of
 from iobench.results import read
 
-_RECORD = Path(__file__).parents[2] / "results" / "reference-llama7b.jsonl"
+_RESULTS = Path(__file__).parents[2] / "results"
+_RECORD = _RESULTS / "reference-llama7b.jsonl"
 
 
 def test_all_of_a_run(open_page: OpenPage, tmp_path: Path) -> None:
@@ -26,7 +27,7 @@ def test_all_of_a_run(open_page: OpenPage, tmp_path: Path) -> None:
     said = [line.split("\t")[0] for line in opened.tooltip("rate-save")]
     assert said == ["writer", "repetition", "rate", "time", "verdict", "others meanwhile"]
     with opened.page.expect_download() as saving:
-        opened.page.get_by_role("button", name=f"Save {_RECORD.name}").click()
+        opened.page.get_by_role("button", name=f"Download {_RECORD.name}").click()
     saved = tmp_path / "saved.jsonl"
     saving.value.save_as(saved)
     assert saved.read_bytes() == _RECORD.read_bytes()
@@ -69,6 +70,27 @@ def test_a_phone_in_the_dark(open_page: OpenPage) -> None:
     ground = opened.run("getComputedStyle(document.body).backgroundColor")
     assert ground == "rgb(18, 21, 26)"
     assert opened.problems == []
+
+
+_CUT = """[...document.querySelectorAll("SELECTOR")]
+    .filter((one) => one.scrollWidth > one.clientWidth + 1).map((one) => one.textContent)"""
+_CUT_TEXTS = """[...document.querySelectorAll(".chart svg")].flatMap((svg) => {
+    const end = svg.getBoundingClientRect().right + 1;
+    const over = (one) => one.getBoundingClientRect().right > end;
+    return [...svg.querySelectorAll("text")].filter(over).map((one) => one.textContent);
+})"""
+
+
+@pytest.mark.parametrize("width", [400, 1280])
+def test_nothing_is_cut(open_page: OpenPage, width: int) -> None:
+    """The legends of twelve writers, commands, and tables where the screen is wide enough."""
+    opened = open_page(document_of([_RESULTS / "reference-peers-llama7b.jsonl"]), width=width)
+    assert opened.run(_CUT_TEXTS) == []
+    wide = "pre" if width == 400 else "pre, nav, .table"
+    assert opened.run(_CUT.replace("SELECTOR", wide)) == []
+    opened.page.get_by_role("link", name="Drift").click()
+    place = opened.run("document.querySelector(location.hash).getBoundingClientRect().top")
+    assert 0 < place < 100  # below the line of links, which stays
 
 
 def test_two_records(open_page: OpenPage) -> None:

@@ -31,6 +31,7 @@ def interval_chart(forecasts: Sequence[Forecast], numbers: Grid, *, name: str) -
     low, high = low_s / seconds, high_s / seconds
     least = 1 - 4 * (1 - min(one.best.ettr for one in forecasts))  # curves fall to 0 on both sides
     floor = least if least > _LOWEST else 0.0
+    top = min(1.0, 2 * max(one.best.ettr for one in forecasts))
     return lines_chart(
         [_curve(one, low_s, high_s, seconds, floor) for one in forecasts],
         name=name,
@@ -38,7 +39,8 @@ def interval_chart(forecasts: Sequence[Forecast], numbers: Grid, *, name: str) -
         says="Highest effective training time ratio (ETTR)",
         caption="ETTR: the part of the time that trains. A failure every "
         f"{format_seconds(job.mtbf_s)}. The dot is the best interval; left of it saves cost more, "
-        "right of it failures do.",
+        "right of it failures do."
+        + (" Dashed: asynchronous saves." if any(map(_is_async, forecasts)) else ""),
         x=alt.X(
             "x:Q",
             scale=alt.Scale(type="log", domain=[low, high], nice=False),
@@ -50,7 +52,7 @@ def interval_chart(forecasts: Sequence[Forecast], numbers: Grid, *, name: str) -
         ),
         y=alt.Y(
             "y:Q",
-            scale=alt.Scale(domain=[floor, 1.0], nice=False, clamp=True),
+            scale=alt.Scale(domain=[floor, top], nice=False, clamp=True),
             axis=alt.Axis(title="ETTR", tickCount=5),
         ),
         numbers=numbers,
@@ -61,15 +63,18 @@ def _curve(one: Forecast, low_s: float, high_s: float, seconds: float, floor: fl
     name, mode = one.candidate.name, one.candidate.mode
     every, figure = format_seconds(one.best.interval_s), f"{one.best.ettr:.4f}"
     words = {"writer": f"{name} {mode}", "save every": every, "ETTR": figure}
-    kind = name.split()[0]
     return Curve(
         label=f"{name} {mode}",
-        colour=colour_of(kind if mode == "sync" else f"{kind} async"),
+        colour=colour_of(name.split()[0]),
         line=[(at_s / seconds, y) for at_s, y in _points(one, low_s, high_s) if y >= floor],
         dots=[Dot(x=one.best.interval_s / seconds, y=one.best.ettr, words=words)],
         figure=f"{figure} every {every}",
-        dashed=mode != "sync",
+        dashed=_is_async(one),
     )
+
+
+def _is_async(one: Forecast) -> bool:
+    return one.candidate.costs.asynchronous
 
 
 def _points(one: Forecast, low_s: float, high_s: float) -> Iterator[tuple[float, float]]:

@@ -17,7 +17,7 @@ from iobench.report.document import Chart, Dot, MarkLine, Section, Spread
 from iobench.report.rows import Group, Measured, RunRow, in_gib_per_s
 from iobench.results import Sample
 from iobench.stats.estimates import interval_heading
-from iobench.units import format_seconds
+from iobench.units import format_seconds, in_gib
 
 _MARGIN = 1.06  # of the axis, beyond the largest figure that counts
 _MOST_POINTS = 60  # of a line over time
@@ -73,7 +73,7 @@ def rates_chart(
         says=f"Median rate of each {group.name}, fastest first",
         caption=_caption(group, ceiling, most),
         axis="GiB/s",
-        mark=None if ceiling is None else MarkLine(x=ceiling, label=f"fio {ceiling:.2f}"),
+        mark=None if ceiling is None else MarkLine(x=ceiling, label=f"fio {in_gib(ceiling, 1)}"),
         ends=(0.0, most),
     )
 
@@ -85,7 +85,8 @@ def highest(group: Group) -> float:
 
 
 def _spread(group: Group, row: RunRow) -> Spread:
-    interval, rate = row.summary.ci95_bytes_per_s, f"{row.median:.2f} GiB/s"
+    interval = row.summary.ci95_bytes_per_s
+    rate = f"{in_gib(row.summary.median_bytes_per_s)} GiB/s"
     return Spread(
         label=group.label(row),
         figure=rate if row.counts else f"{row.summary.verdict}, {rate}",
@@ -115,8 +116,13 @@ def _caption(group: Group, ceiling: float | None, most: float) -> str:
     return " ".join(parts)
 
 
-def in_order_chart(started_at: str, group: Group) -> Chart:
-    """Return the chart of all samples of one operation over the time of the run."""
+def in_order_chart(started_at: str, group: Group) -> Chart | None:
+    """Return the chart of all samples of one operation over the time of the run.
+
+    None where each row has one sample: then nothing can drift.
+    """
+    if all(len(row.samples) == 1 for row in group.rows):
+        return None
     began = datetime.fromisoformat(started_at)
     most = _MARGIN * highest(group)
     samples = [_in_order(group, row, began) for row in group.rows]
@@ -130,7 +136,11 @@ def in_order_chart(started_at: str, group: Group) -> Chart:
         says=f"Rates of {sum(len(one.dots) for one in samples)} samples over the time of the run",
         caption="A slope is drift: a full write cache, throttling or used up burst credits. A dip "
         f"of all writers at once is the machine or another user of it.{dashed}",
-        x=alt.X("x:Q", axis=alt.Axis(title="minutes since the start of the run", tickCount=8)),
+        x=alt.X(
+            "x:Q",
+            axis=alt.Axis(title="minutes since the start of the run", tickCount=8),
+            scale=alt.Scale(zero=True),
+        ),
         y=alt.Y(
             "y:Q",
             axis=alt.Axis(title="GiB/s", tickCount=5),
@@ -143,7 +153,7 @@ def _in_order(group: Group, row: RunRow, began: datetime) -> Curve:
     return Curve(
         label=group.label(row),
         colour=row.colour,
-        figure=f"from {row.rates[0]:.2f} to {row.rates[-1]:.2f} GiB/s",
+        figure=f"from {in_gib(row.rates[0], 1)} to {in_gib(row.rates[-1], 1)} GiB/s",
         dots=[
             Dot(
                 x=(datetime.fromisoformat(sample.started_at) - began).total_seconds() / 60,

@@ -111,6 +111,7 @@ def _environment() -> jinja2.Environment:
     )
     environment.filters["inline_json"] = lambda value: Markup(inline_json(value))
     environment.filters["whole_options"] = _whole_options
+    environment.filters["breakable"] = _breakable
     environment.filters["style_class"] = lambda style: _STYLE_CLASSES.get(style, "")
     return environment
 
@@ -123,6 +124,11 @@ def _whole_options(text: str) -> Markup:
         else escape(word)
         for word in text.split(" ")
     )
+
+
+def _breakable(text: str) -> Markup:
+    """Return `text` escaped; a line may end after a comma, as in `hybrid,block_size=4MiB`."""
+    return Markup(",<wbr>").join(map(escape, text.split(",")))
 
 
 def _packed(data: bytes) -> str:

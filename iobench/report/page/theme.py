@@ -45,7 +45,7 @@ _CONFIG = {
         "symbolSize": 110,
         "symbolOpacity": 1,
         "symbolStrokeWidth": 2,
-        "columns": 4,
+        "columns": {"expr": "max(1, floor(width / 190))"},  # a phone has room for two
         "offset": 8,
     },
     "title": {"color": INK, "subtitleColor": MUTED, "anchor": "start", "fontSize": 16},

@@ -25,6 +25,7 @@ from iobench.results import (
     ResultWriter,
     Sample,
     Setting,
+    WorldFacts,
     read,
 )
 from iobench.stats.comparison import Finding, compare_runs
@@ -160,6 +161,18 @@ def test_another_size_is_unlike_and_another_host_name_is_not() -> None:
     before = REFERENCE.run
     smaller = replace(before, workload=replace(before.workload, bytes=5 * 2**28))
     assert [line.split(":")[0] for line in unlike(before, smaller)] == ["size"]
+    world = WorldFacts(
+        launcher="torchrun",
+        size=2,
+        nodes=2,
+        hosts=("a", "b"),
+        node=(0, 1),
+        interface=None,
+        restored_from=(0, 1),
+        clock_offset_s=(0.0, 0.0),
+        clock_error_s=(0.0, 0.0),
+    )
+    assert unlike(before, replace(before, world=world)) == ["nodes: 1 before, 2 now"]
     machine = {**before.environment.machine, "hostname": "other"}
     renamed = replace(before, environment=replace(before.environment, machine=machine))
     assert unlike(before, renamed) == []
@@ -175,6 +188,7 @@ def test_another_size_is_unlike_and_another_host_name_is_not() -> None:
             {"writers": [{"name": "buffered"}, {"name": "peer:torch-save"}]},
             "restores into new memory, as with peers: no before, yes now",
         ),
+        ({"round_s": 60.0}, "saves: in turn with restores before, for a time now"),
         ({"writers": [{"name": "odirect"}], "repeat": 9, "aa": True, "seed": 1}, None),
     ],
 )

@@ -64,7 +64,7 @@ def test_rates_and_stragglers(sample: Callable[..., Sample], lines: _Lines) -> N
     assert (one.rank, one.host, one.samples, one.worst, one.bytes) == (3, "b", 2, 4.0, 1.0)
     late, ranks = lines(3, rates)
     assert late == "stragglers of x save: host b: rank 3 in 2 of 3, up to 4.00x the median"
-    assert ranks.startswith("ranks of x save: 0.50 (rank 3, host b) to 1.00 GiB/s (rank ")
+    assert ranks.startswith("ranks of x save: 0.50 GiB/s (rank 3, host b) to 1.00 GiB/s (rank ")
 
 
 def test_more_bytes_explain_a_straggler(sample: Callable[..., Sample], lines: _Lines) -> None:

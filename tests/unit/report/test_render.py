@@ -251,6 +251,17 @@ def test_what_was_not_measured_is_said(example: ResultFile) -> None:
     assert "fio: not measured (no fio job ran)" in shown
 
 
+def test_a_slow_rate_has_two_digits(example: ResultFile) -> None:
+    """0.0098 GiB/s, not 0.01: the error would be as large as the answer."""
+    slow = [replace(one, elapsed_s=210 * one.elapsed_s) for one in example.samples]
+    found = report_document(summarise(replace(example, samples=tuple(slow))))
+    (table,) = found.tables
+    rates = {cell for row in table.rows for cell in row[2].strip(")").split(" (")}
+    assert "0.0095" in rates
+    assert not rates & {"0.00", "0.01"}
+    assert "0.0095 GiB/s" in found.answer[0].texts[0]
+
+
 def test_square_brackets_in_names_are_no_markup(example: ResultFile) -> None:
     samples = [replace(s, notes=("[bold]x[/]",)) for s in example.samples]
     assert "[bold]x[/]" in text(with_samples(example, samples), details=True)

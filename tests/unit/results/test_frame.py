@@ -1,10 +1,12 @@
 """Result files as a pandas table."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
 
-from iobench.results import load
+from iobench.results import ResultWriter, load, read
+from iobench.results.records import BackgroundRestores
 
 
 def test_one_row_per_sample_with_flat_columns(example_path: Path) -> None:
@@ -33,7 +35,7 @@ def test_one_row_per_sample_with_flat_columns(example_path: Path) -> None:
     assert not {"cold", "device", "verified", "paths", "options", "phases_s"} & set(frame.columns)
 
 
-def test_no_column_holds_objects() -> None:
+def test_no_column_holds_objects(tmp_path: Path) -> None:
     """Each nested field has its own columns: docs/results.md."""
     for path in sorted((Path(__file__).parents[3] / "results").glob("reference-*.jsonl")):
         if "autotune" not in path.name:
@@ -41,6 +43,23 @@ def test_no_column_holds_objects() -> None:
             held = [name for name in frame if frame[name].map(lambda x: isinstance(x, dict)).any()]
             assert held == [], path
     frame = load(Path(__file__).parents[3] / "results" / "reference-llama7b.jsonl")
+    asked = BackgroundRestores(
+        writer="odirect",
+        restores=1,
+        bytes=2,
+        lead_s=0.1,
+        lag_s=0.1,
+        reading_s=1.0,
+        resident_fraction=0.0,
+        from_storage=None,
+        mismatches=0,
+    )
+    result = read(Path(__file__).parents[3] / "results" / "reference-llama7b.jsonl")
+    path = tmp_path / "run.jsonl"
+    with ResultWriter(path) as results:
+        results.write(result.run)
+        results.write(replace(result.samples[0], background_restores=asked))
+    assert load(path)["background_restores.bytes"].tolist() == [2]
     assert {"memory.process_bytes", "stored.unsynced_bytes"} <= set(frame.columns)
 
 

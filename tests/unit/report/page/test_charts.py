@@ -10,7 +10,7 @@ from typing import Any
 import altair as alt
 import pytest
 
-from iobench.report.charts.run import over_time_chart, rates_chart
+from iobench.report.charts.run import in_order_chart, over_time_chart, rates_chart
 from iobench.report.document import Chart, Document
 from iobench.report.page.html import html
 from iobench.report.rows import Group, Measured
@@ -145,6 +145,16 @@ def test_old_records_have_no_series(old: ResultFile) -> None:
     assert [*run_document([old]).charts] == _names("over-time")
 
 
+def test_the_order_of_one_sample_each_is_no_chart(recorded: ResultFile) -> None:
+    """The time of others begins at zero, so that a late sample is late."""
+    first = tuple(one for one in recorded.samples if one.repetition == 0)
+    group = _group(Measured.of(replace(recorded, samples=first)), "restore")
+    assert in_order_chart(recorded.run.started_at, group) is None
+    chart = in_order_chart(recorded.run.started_at, _group(Measured.of(recorded), "restore"))
+    assert chart is not None
+    assert chart.spec["layer"][0]["encoding"]["x"]["scale"]["zero"] is True
+
+
 def test_a_run_that_measured_nothing(recorded: ResultFile) -> None:
     """Or one sample, which has no interval: the page has what there is."""
     end = replace(recorded, samples=(), ceiling=(), end=None)
@@ -206,6 +216,15 @@ def test_records_side_by_side(recorded: ResultFile, example: ResultFile) -> None
         assert cells == [one.get(who, "-") for one in rates]
     assert [line.subject[0] for line in page.answer if not line.caveat] == ["A", "B"]
     assert page.records == (recorded.path, example.path)
+    (first, *_) = recorded.samples
+    other = replace(first.setting, options={**first.options, "threads": 7})
+    samples = [
+        replace(one, setting=other) if one.setting.options == first.options else one
+        for one in recorded.samples
+    ]
+    (*_, changed) = run_document([recorded, replace(recorded, samples=tuple(samples))]).tables
+    assert [one[0] for one in changed.rows] == ["B"]
+    assert changed.rows[0][1].startswith(f"{first.writer} threads: ")
     headings = [section.heading for section in page.sections]
     assert headings == ["Figures", "A: reference-llama7b", "B: example"]
     assert "rate-save-2" in page.charts
