@@ -69,10 +69,10 @@ def _ours(one: ClaimFinding) -> str:
 
 
 def _interval(one: ClaimFinding) -> str:
-    ends = one.ci95 or ()
+    ends = [_figure(end, one.claim.measure) for end in one.ci95 or ()]
     if one.claim.measure == "wall clock":  # shown with the other sign
-        ends = ends[::-1]
-    return " to ".join(_figure(end, one.claim.measure) for end in ends) or MISSING
+        ends.reverse()
+    return " to ".join(ends) or MISSING
 
 
 def _figure(value: float, measure: ClaimMeasure) -> str:
