@@ -115,7 +115,7 @@ def in_gib(size_bytes: float, factor: float = GIB) -> str:
     `factor` is another unit.
     """
     value = size_bytes / factor
-    return f"{value:.2f}" if abs(value) >= 0.1 or not value else f"{value:.2g}"
+    return f"{value:.2f}" if abs(value) >= 0.1 or not value else f"{value:#.2g}"
 
 
 def format_seconds(seconds: float) -> str:

@@ -122,7 +122,7 @@ def test_the_chart_has_the_rates_before_and_after(burst: ResultFile) -> None:
     assert ends == [0.47, 0.0, 9.61]
     assert [round(one["y"], 3) for one in steps] == [0.038, 0.038, 0.01, 0.01]
     assert "Dashed" in chart.caption
-    assert "Dashed" not in charts["in-order-restore"].caption
+    assert "in-order-restore" not in charts  # one sample
 
 
 def test_csv_has_the_rates_before_and_after(burst: ResultFile) -> None:
