@@ -44,7 +44,7 @@ class Costs:
 
 
 DAY_S = 86_400.0
-_FEWEST_FAILURES, _MOST_FAILURES = 1e-6, 1e9  # beyond them the formulas overflow
+_FEWEST_FAILURES, _MOST_FAILURES = 1e-12, 1e12  # beyond them the formulas overflow
 MONTH_S = 30 * DAY_S
 
 
