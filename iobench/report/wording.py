@@ -194,7 +194,7 @@ def _straggler_lines(report: Report) -> Iterator[str]:
 
 
 def _decision_lines(report: Report) -> list[str]:
-    """Return the decisions: `hybrid save chose direct: large (192), buffered: tail (6)`."""
+    """Return the decisions: `hybrid save chose direct: large (192), buffered: small (6)`."""
     return [
         f"{label} {one.operation} chose "
         + ", ".join(f"{decision} ({count})" for decision, count in one.decisions.items())

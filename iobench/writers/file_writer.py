@@ -32,7 +32,7 @@ from iobench.writers.direct.background import BackgroundSink, ReserveAhead, most
 from iobench.writers.direct.engine import BlockingEngine, DirectEngine, RingEngine, most_pieces
 from iobench.writers.direct.file import DontCache, PathFile, PathSupport
 from iobench.writers.direct.file import FileSetting as FileSetting
-from iobench.writers.direct.in_flight import OnComplete, open_ring
+from iobench.writers.direct.in_flight import open_ring
 from iobench.writers.direct.policy import IoPath
 from iobench.writers.image import AnyMemory, Bytes, Extent, FileImage, Ranges
 from iobench.writers.local.direct_file import NO_DIRECT_REMEDY
@@ -106,7 +106,7 @@ class FileWriter(PosixWriter):
             how = FileSetting(paths=paths, block_size=self._how.block_size)
             support = PathSupport(dontcache=DontCache(self.name))
             with PathFile(file.fd, file.path, how, support, writing=True) as opened:
-                opened.write(page, self._blocking(meter), last=True)
+                opened.write(page, self._blocking(meter))
         self._admits_ring(meter)
 
     def _probe_memory(self, size_bytes: int) -> AnyMemory:
@@ -195,7 +195,7 @@ class FileWriter(PosixWriter):
                 for begin, end in blocks:
                     part = Extent(image, begin, end, begin - begin % unit)
                     if writes:
-                        opened.write(part, engine, last=end == image.size_bytes)
+                        opened.write(part, engine)
                     else:
                         opened.read(part, engine, in_cache=begin in held)
                     left -= 1
@@ -252,7 +252,7 @@ class FileWriter(PosixWriter):
                     for number, _ in numbers:
                         to, part = parts[number]
                         with transfer_errors("writing", to.name):
-                            to.write(part, engine, last=part.stop == part.image.size_bytes)
+                            to.write(part, engine)
                     engine.drain()
 
             threads = self._how.rings if ring else self._how.threads
@@ -274,17 +274,14 @@ class FileWriter(PosixWriter):
         ring = self._admits_ring(meter)
         blocking = self._blocking(meter)
 
-        def write(engine: DirectEngine, block: Extent, on_complete: OnComplete) -> None:
-            opened.write(block, engine, last=False, on_complete=on_complete)
-
         def write_rest(data: Bytes, offset: int) -> None:
-            opened.write(Extent.of(data, offset), blocking, last=True)
+            opened.write(Extent.of(data, offset), blocking)
 
         background = BackgroundSink(
             self._pool,
             how.stream_depth,
             functools.partial(self._engine, writes=True) if ring else self._blocking,
-            write,
+            opened.write,
             meter,
             ring=ring,
             rest=None if ring and how.only else write_rest,

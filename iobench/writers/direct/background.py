@@ -78,7 +78,7 @@ class BackgroundSink(Sink):
         pool: BlockPool,
         depth: int,
         engine: Callable[[Meter], DirectEngine],
-        write: Callable[[DirectEngine, Extent, OnComplete], None],
+        write: Callable[[Extent, DirectEngine, OnComplete], None],
         meter: Meter,
         *,
         ring: bool,
@@ -180,7 +180,7 @@ class BackgroundSink(Sink):
             else:
                 returned.append(lease)
 
-        self._write(engine, Extent.of(lease.item.data, lease.item.offset), on_complete)
+        self._write(Extent.of(lease.item.data, lease.item.offset), engine, on_complete)
 
     def _give(self, block: _Block) -> None:
         if block.of_pool:

@@ -18,7 +18,7 @@ import functools
 import os
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -27,24 +27,14 @@ from iobench.errors import IobenchError, UnavailableError
 from iobench.writers.blocks.pages import fresh_pages
 from iobench.writers.direct.engine import CompletionLatch, DirectEngine, ignore
 from iobench.writers.direct.in_flight import OnComplete
-from iobench.writers.direct.policy import (
-    Decision,
-    IoOperation,
-    IoPath,
-    MemoryPressure,
-    PathPolicy,
-    Position,
-    Pressure,
-)
+from iobench.writers.direct.policy import Decision, IoPath, MemoryPressure, PathPolicy
 from iobench.writers.image import Bytes, Extent
 from iobench.writers.local.direct_file import (
     REFUSED,
     DirectFile,
-    aligned_view,
     pread_direct,
     pwrite_direct,
     reopened,
-    view_to_fill,
 )
 from iobench.writers.local.posix import pread_all, pwrite_all
 from iobench.writers.transfer import Meter
@@ -312,14 +302,12 @@ class PathFile:
         """Whether direct I/O may still be chosen for this file."""
         return self._policy.has(IoPath.DIRECT)
 
-    def write(
-        self, part: Extent, engine: DirectEngine, *, last: bool, on_complete: OnComplete = ignore
-    ) -> None:
+    def write(self, part: Extent, engine: DirectEngine, on_complete: OnComplete = ignore) -> None:
         """Write `part`, whose offset is a multiple of the page, or of the block with one path.
 
-        `last` says that the file currently ends there. `on_complete` is called once, when all bytes
-        are written or have failed: before this returns or raises, or when `engine` waits. See
-        OnComplete. With the path DIRECT alone, padding may follow the last byte.
+        `on_complete` is called once, when all bytes are written or have failed: before this returns
+        or raises, or when `engine` waits. See OnComplete. With the path DIRECT alone, padding may
+        follow the last byte.
         """
         if self._only is IoPath.DIRECT:
             assert self._direct is not None
@@ -329,17 +317,11 @@ class PathFile:
             if self._only is not None:
                 self._cached.write(self._only, part, engine.meter)
                 return
-            pressure = self._support.pressure.now()
-            likely = IoOperation(size_bytes=part.size_bytes)
-            self._chosen(likely, pressure, part.offset, engine.meter)
-            for one, position in self._cut(part, last=last):
-                operation = IoOperation(
-                    size_bytes=one.size_bytes,
-                    position=position,
-                    aligned=not (one.offset | one.size_bytes) % self._alignment.offset,
-                    memory_aligned=aligned_view(one, self._alignment) is not None,
-                )
-                decision = self._chosen(operation, pressure, one.offset, engine.meter)
+            # First, as it opens the file for direct I/O, whose alignment decides where to cut.
+            self._chosen(part.size_bytes, part.offset, engine.meter)
+            for one in self._cut(part):
+                aligned = not (one.offset | one.size_bytes) % self._alignment.offset
+                decision = self._chosen(one.size_bytes, one.offset, engine.meter, aligned=aligned)
                 if decision.path is IoPath.DIRECT:
                     assert self._direct is not None
                     # The kernel drops cached pages of the range where it can, not always (open(2),
@@ -356,20 +338,14 @@ class PathFile:
         assert self._only is not None
         self._cached.write_views(self._only, views, offset, sum(map(len, views)), meter)
 
-    def _cut(self, part: Extent, *, last: bool) -> Iterator[tuple[Extent, Position]]:
+    def _cut(self, part: Extent) -> list[Extent]:
         """Cut one write into operations: all of it, or whole pages and the rest of the last one."""
-        position = Position.MIDDLE if part.offset else Position.FIRST
         # O_DIRECT needs whole sectors: the rest would be padded and the file truncated again.
         rest = part.size_bytes % max(linux.PAGE, self._alignment.offset)
-        if rest and part.size_bytes >= self._small_size:
-            middle = part.stop - rest
-            yield part._replace(stop=middle), position
-            offset = part.offset + middle - part.start
-            yield part._replace(start=middle, offset=offset), Position.TAIL
-        elif last:
-            yield part, Position.TAIL if part.offset else Position.WHOLE
-        else:
-            yield part, position
+        if not rest or part.size_bytes < self._small_size:
+            return [part]
+        middle, offset = part.stop - rest, part.offset + part.size_bytes - rest
+        return [part._replace(stop=middle), part._replace(start=middle, offset=offset)]
 
     def held(self, ranges: Iterable[tuple[int, int]]) -> set[int]:
         """Return the starts of `ranges` that are in the page cache; see `CachedFile.held`."""
@@ -389,19 +365,11 @@ class PathFile:
             if self._only is not None:
                 self._cached.read(self._only, part, engine.meter)
                 return
-            (image, start, stop, begin), pressure = part, self._support.pressure.now()
-            likely = IoOperation(size_bytes=stop - start, in_cache=in_cache)
-            self._chosen(likely, pressure, begin, engine.meter)
-            data = view_to_fill(part, self._alignment) if start == begin else None
-            first = Position.WHOLE if stop == image.size_bytes else Position.FIRST
-            operation = IoOperation(
-                size_bytes=stop - start,
-                position=Position.MIDDLE if begin else first,
-                aligned=begin % self._alignment.offset == 0,  # the length is rounded up in a block
-                memory_aligned=data is not None,
-                in_cache=in_cache,
+            self._chosen(part.size_bytes, part.offset, engine.meter, in_cache=in_cache)
+            aligned = not part.offset % self._alignment.offset  # a block has the rounded-up length
+            decision = self._chosen(
+                part.size_bytes, part.offset, engine.meter, aligned=aligned, in_cache=in_cache
             )
-            decision = self._chosen(operation, pressure, begin, engine.meter)
             if decision.path is IoPath.DIRECT:
                 assert self._direct is not None
                 latch.add()
@@ -415,20 +383,23 @@ class PathFile:
         self._cached.finish()
 
     def _chosen(
-        self, operation: IoOperation, pressure: Pressure, offset: int, meter: Meter
+        self,
+        size_bytes: int,
+        offset: int,
+        meter: Meter,
+        *,
+        aligned: bool = True,
+        in_cache: bool = False,
     ) -> Decision:
-        """Choose the path of an operation at `offset`; open the file for direct I/O if needed.
-
-        A write asks for itself before it is cut: the alignment of direct I/O, which may be larger
-        than a page, decides where.
-        """
-        decision = self._policy.choose(operation, pressure)
+        """Choose the path of an operation; open the file for direct I/O if it needs that."""
+        choose = functools.partial(self._policy.choose, aligned=aligned, in_cache=in_cache)
+        decision = choose(size_bytes, pressure := self._support.pressure.now())
         if decision.path is not IoPath.DIRECT or self._direct is not None:
             return decision
         with self._lock:
             if self._direct is None and (refusal := self._open_direct(offset)):
                 self._policy.drop(IoPath.DIRECT)
-                decision = self._policy.choose(operation, pressure)
+                decision = choose(size_bytes, pressure)
                 meter.fell_back(IoPath.DIRECT, decision.path, refusal)
         return decision
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import Enum, StrEnum
+from enum import StrEnum
 from pathlib import Path
 
 from iobench.environment.kernelfs import read_int, read_text
@@ -102,27 +102,6 @@ class IoPath(StrEnum):
     """Through the page cache, which keeps the bytes."""
 
 
-class Position(Enum):
-    """The position of an operation in its file."""
-
-    WHOLE = "small file"
-    FIRST = "header"
-    MIDDLE = "small"
-    TAIL = "tail"
-
-
-@dataclass(frozen=True, kw_only=True)
-class IoOperation:
-    """One operation. `aligned` describes offset and length, `memory_aligned` the memory."""
-
-    size_bytes: int
-    position: Position = Position.MIDDLE
-    aligned: bool = True
-    memory_aligned: bool = False
-    in_cache: bool = False
-    """All bytes are in the page cache already; used for reads only."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Decision:
     """The path, and the reason in a few words; equal situations have equal reasons."""
@@ -149,37 +128,41 @@ class PathPolicy:
         self._paths = tuple(paths)
         self._small_size, self._read_soon = small_size, read_soon
 
-    def choose(self, operation: IoOperation, pressure: Pressure = Pressure()) -> Decision:
-        """Choose the path of one operation."""
+    def choose(
+        self,
+        size_bytes: int,
+        pressure: Pressure = Pressure(),
+        *,
+        aligned: bool = True,
+        in_cache: bool = False,
+    ) -> Decision:
+        """Choose the path of one operation.
+
+        `aligned` describes its offset and length. `in_cache` says of a read that the page cache has
+        all bytes.
+        """
         paths, pressed = self._paths, pressure.reason
-        if operation.in_cache and IoPath.BUFFERED in paths:
+        if in_cache and IoPath.BUFFERED in paths:
             return Decision(path=IoPath.BUFFERED, reason="in the page cache")
-        if operation.size_bytes < self._small_size:
-            small = operation.position.value
+        if size_bytes < self._small_size:
             if pressed:
-                return _first(paths, f"{small}, {pressed}", IoPath.UNCACHED, IoPath.BUFFERED)
-            return _first(paths, small, IoPath.BUFFERED, IoPath.UNCACHED)
+                return _first(paths, f"small, {pressed}", IoPath.UNCACHED, IoPath.BUFFERED)
+            return _first(paths, "small", IoPath.BUFFERED, IoPath.UNCACHED)
         if self._read_soon and not pressed and IoPath.BUFFERED in paths:
             return Decision(path=IoPath.BUFFERED, reason="read soon")
-        if not operation.aligned:
+        if not aligned:
             return _first(paths, "unaligned", IoPath.UNCACHED, IoPath.BUFFERED)
         path = next((one for one in paths if one != IoPath.BUFFERED), IoPath.BUFFERED)
-        reason = "large"
-        if path == IoPath.DIRECT and not operation.memory_aligned:
-            reason += ", staged"
-        if self._read_soon and pressed:
-            reason += f", {pressed}"
+        reason = f"large, {pressed}" if self._read_soon and pressed else "large"
         return Decision(path=path, reason=reason)
 
     def has(self, path: IoPath) -> bool:
         """Whether `path` may still be chosen."""
         return path in self._paths
 
-    def drop(self, path: IoPath) -> bool:
-        """Stop using `path`, which does not work. Return False if it is the last one: it stays."""
-        left = tuple(one for one in self._paths if one != path)
-        self._paths = left or self._paths
-        return bool(left)
+    def drop(self, path: IoPath) -> None:
+        """Stop using `path`, which does not work. The last one stays."""
+        self._paths = tuple(one for one in self._paths if one != path) or self._paths
 
 
 def _first(paths: Sequence[IoPath], reason: str, *wanted: IoPath) -> Decision:

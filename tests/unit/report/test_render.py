@@ -314,10 +314,10 @@ def test_every_format_ends_with_one_newline(example: ResultFile, name: ReportFor
 
 @pytest.mark.parametrize("name", ["table", "md"])
 def test_decisions_are_listed_below_the_table(example: ResultFile, name: str) -> None:
-    made = {"direct: large": 9, "buffered: tail": 2}
+    made = {"direct: large": 9, "buffered: small": 2}
     first, *others = example.samples
     report = with_samples(example, [replace(first, decisions=made), *others])
     lines = [line for line in text(report, name, details=True).splitlines() if " chose " in line]
     assert [line.removeprefix("- ") for line in lines] == [
-        f"{first.writer} {first.operation} chose direct: large (9), buffered: tail (2)"
+        f"{first.writer} {first.operation} chose direct: large (9), buffered: small (2)"
     ]

@@ -69,7 +69,7 @@ def _background(
 ) -> BackgroundSink:
     file = _file(fd)
 
-    def write(engine: DirectEngine, part: Extent, done: OnComplete) -> None:
+    def write(part: Extent, engine: DirectEngine, done: OnComplete) -> None:
         engine.write(file, part, done)
 
     return BackgroundSink(pool, depth, engine, write, meter or Meter(), ring=ring)
@@ -294,7 +294,7 @@ def test_release_in_one_of_its_threads(fd: int, pool: BlockPool) -> None:
     """There the collector drops the stream: nothing is added up while the threads still count."""
     file, meter, released = _file(fd), Meter(), threading.Event()
 
-    def write(engine: DirectEngine, part: Extent, done: OnComplete) -> None:
+    def write(part: Extent, engine: DirectEngine, done: OnComplete) -> None:
         engine.write(file, part, done)
         if not released.is_set():
             _release(writer, failed=True)

@@ -187,7 +187,7 @@ class _Run:
                 elif not self.hybrid:
                     engine.read(plain, part, completed)
                 elif self.writes:
-                    file.write(part, engine, last=False, on_complete=completed)
+                    file.write(part, engine, completed)
                 else:
                     file.read(part, engine)
                     completed(True)

@@ -6,6 +6,7 @@ import errno
 import os
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,7 +24,6 @@ from iobench.writers.direct.file import CachedFile, PathFile
 from iobench.writers.direct.in_flight import Ring, open_ring
 from iobench.writers.direct.policy import (
     Decision,
-    IoOperation,
     IoPath,
     MemoryPressure,
     PathPolicy,
@@ -105,8 +105,8 @@ def _any_path(monkeypatch: pytest.MonkeyPatch) -> None:
     real = PathPolicy.choose
     turn = iter(range(1 << 30))
 
-    def choose(policy: PathPolicy, operation: IoOperation, *pressure: object) -> Decision:
-        chosen = real(policy, operation, *pressure)
+    def choose(policy: PathPolicy, *operation: Any, **how: bool) -> Decision:
+        chosen = real(policy, *operation, **how)
         if chosen.path != IoPath.DIRECT:
             return chosen
         return Decision(path=tuple(IoPath)[next(turn) % 3], reason="in turn")
@@ -178,7 +178,7 @@ def test_a_tail_costs_no_direct_write(tmp_path: Path, paths: _Paths) -> None:
         ("direct", 2 * _BLOCK, end),
         ("buffered", end, len(data)),
     ]
-    assert moved.decisions == {"direct: large, staged": 3, "buffered: tail": 1}
+    assert moved.decisions == {"direct: large": 3, "buffered: small": 1}
     assert moved.paths["direct"].bytes == end
 
 
@@ -195,7 +195,7 @@ def test_a_small_file_opens_nothing_direct(
     monkeypatch.setattr(linux, "fallocate", refuse)
     moved = _writer().write(FileImage.of("file", [content(size)]), tmp_path)
     assert set(moved.paths) <= {"buffered"}
-    assert moved.decisions == ({"buffered: small file": 1} if size else {})
+    assert moved.decisions == ({"buffered: small": 1} if size else {})
 
 
 def test_a_large_file_leaves_no_cache(tmp_path: Path) -> None:
@@ -374,7 +374,7 @@ def test_large_blocks_use_a_ring(tmp_path: Path, streamed: bool) -> None:
     moved = _written(writer, data, tmp_path, streamed=streamed)
     assert moved.paths["io_uring direct"].bytes == 8 * _BLOCK
     assert moved.fallbacks == ()
-    assert moved.decisions["buffered: tail"] == 1
+    assert moved.decisions["buffered: small"] == 1
     with (tmp_path / "file").open("rb") as file:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     back = np.zeros(len(data) + 1, dtype=np.uint8)[1:]
@@ -430,7 +430,7 @@ def test_a_small_file_avoids_the_page_cache_when_memory_is_short(
     monkeypatch.setattr(MemoryPressure, "now", lambda _: short)
     images = [FileImage.of(name, [content(100)]) for name in "ab"]
     moved = _writer().write_many(images, tmp_path)
-    assert moved.decisions == {"uncached: small file, memory is short": 2}
+    assert moved.decisions == {"uncached: small, memory is short": 2}
     assert (tmp_path / "b").read_bytes() == content(100).tobytes()
 
 

@@ -23,7 +23,6 @@ from iobench.writers.blocks.workers import BlockPool
 from iobench.writers.device import staging
 from iobench.writers.direct import policy as path_policy
 from iobench.writers.direct.policy import (
-    IoOperation,
     IoPath,
     MemoryPressure,
     PathPolicy,
@@ -145,19 +144,18 @@ def test_memory_pressure(tmp_path: Path) -> None:
 @pytest.mark.parametrize("call", ["choose", "drop"])
 def test_path_policy(call: str, enters: str) -> None:
     """A choice is always one of the paths that are left, and none fails."""
-    large = IoOperation(size_bytes=100, memory_aligned=True)
 
     def check(enter: Callable[..., bool]) -> bool:
         policy, chosen = PathPolicy(small_size=10), list[IoPath]()
         do = {
-            "choose": lambda: chosen.append(policy.choose(large).path),
+            "choose": lambda: chosen.append(policy.choose(100).path),
             "drop": lambda: policy.drop(IoPath.DIRECT),
         }
         there = enter(do[call], do[enters])
         assert set(chosen) <= {IoPath.DIRECT, IoPath.UNCACHED}
         assert policy.has(IoPath.DIRECT) == (call != "drop" and not (enters == "drop" and there))
         if not policy.has(IoPath.DIRECT):
-            assert policy.choose(large).path == IoPath.UNCACHED
+            assert policy.choose(100).path == IoPath.UNCACHED
         return there
 
     everywhere(path_policy, check)
