@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import threading
 
 import pytest
@@ -222,10 +223,9 @@ _CONTROL = {
 )
 def test_control_answers_that_trickle(server, monkeypatch, operation, part) -> None:
     """Every answer has the floor, also in its header, and on a reused connection."""
-    made = connection.RateFloor
-    monkeypatch.setattr(
-        connection, "RateFloor", lambda _: made(0.05)
-    )  # far below the timeout of a receive
+    made = connection._Answer
+    # Far below the timeout of a receive.
+    monkeypatch.setattr(connection, "_Answer", lambda raw, _: made(raw, 0.05))
     writer = S3Writer(endpoint_url=server.endpoint_url, addressing_style="path", max_attempts=1)
     where = {"Bucket": "bucket", "Key": "run/model"}
     server.objects["run/model"] = b"x"
@@ -248,13 +248,13 @@ def test_a_completion_may_take_minutes(server, monkeypatch) -> None:
     """S3 sends spaces during that time: only this answer has a longer window, on the same
     connection."""
     windows: list[float] = []
-    made = connection.RateFloor
+    made = connection._Answer
 
-    def noted(window_s: float) -> connection.RateFloor:
+    def noted(raw, window_s: float) -> connection._Answer:
         windows.append(window_s)
-        return made(window_s)
+        return made(raw, window_s)
 
-    monkeypatch.setattr(connection, "RateFloor", noted)
+    monkeypatch.setattr(connection, "_Answer", noted)
     writer = S3Writer(endpoint_url=server.endpoint_url, addressing_style="path")
     s3, where = writer.client.boto3, {"Bucket": "bucket", "Key": "run/model"}
     upload = s3.create_multipart_upload(**where)["UploadId"]
@@ -267,14 +267,35 @@ def test_a_completion_may_take_minutes(server, monkeypatch) -> None:
 def test_the_floor_on_the_rate() -> None:
     """With a fake clock: from the first byte on, in windows, and never before the end of a
     window."""
-    clock = iter([100.0, 109.9, 110.0, 119.9, 120.1])
-    rate = connection.RateFloor(10.0, lambda: next(clock))
-    rate.arrived(1)  # however late the first byte is
-    rate.arrived(1)
-    rate.arrived(10 * KIB - 2)  # at 10 s: just enough, and a new window begins
-    rate.arrived(10 * KIB)
+    answer = connection._Answer(None, 10.0)
+    answer._arrived(1, 100.0)  # however late the first byte is
+    answer._arrived(1, 109.9)
+    answer._arrived(10 * KIB - 2, 110.0)  # just enough, and a new window begins
+    answer._arrived(10 * KIB, 119.9)
     with pytest.raises(connection.SlowAnswerError, match=r"10240 bytes arrived in 10\.1 s"):
-        rate.arrived(0)
+        answer._arrived(0, 120.1)
+
+
+def test_a_forked_child_has_connections_of_its_own(server) -> None:
+    """On those of its parent each would get the other's answers."""
+    writer = S3Writer(endpoint_url=server.endpoint_url, addressing_style="path", threads=1)
+    for name in "ab":
+        writer.write(FileImage.of(name, [content(100, ord(name))]), _TARGET)
+    parents, limit = writer.client.boto3, writer.client.time_limit
+    child = os.fork()
+    if child == 0:
+        try:
+            back = bytearray(100)
+            writer.read(FileImage.of("a", [back]), _TARGET)
+            assert back == content(100, ord("a")).tobytes()
+            assert writer.client.boto3 is not parents
+            assert writer.client.time_limit is not limit
+            os._exit(0)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert writer.client.boto3 is parents
+    writer.client.close()
 
 
 def test_the_probe_tries_as_often_as_others(server, writer) -> None:

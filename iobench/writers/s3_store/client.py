@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import errno
 import functools
+import os
 import random
-import re
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ from iobench.errors import OptionError, TransferError, UnavailableError
 from iobench.units import MIB
 from iobench.writers.options import WriterOptions, option
 from iobench.writers.s3_store.connection import TimeLimit, guard_connections
-from iobench.writers.s3_store.errors import CorruptedError, Trouble, explain, judge, without_login
+from iobench.writers.s3_store.errors import CorruptedError, explain, judge, without_login
 from iobench.writers.s3_store.parts import ALGORITHMS, PART_LARGEST, PART_SMALLEST
 from iobench.writers.transfer import Meter
 
@@ -75,18 +75,16 @@ class S3Options(WriterOptions):
 
 
 def _check_endpoint(text: str) -> None:
-    try:
-        parts = urlsplit(text)
-        good = parts.scheme in ("http", "https") and bool(parts.hostname)
-        secret = bool(parts.query or parts.fragment)
-    except ValueError:
-        good, secret = False, False
-    # An @ anywhere: a raw / in a password ends the part that a parser takes for the credentials.
-    if secret or "@" in text:
+    if _has_secret(text):
         raise OptionError(
             "option endpoint_url: must not carry a login; set AWS_ACCESS_KEY_ID and "
             "AWS_SECRET_ACCESS_KEY instead"
         )
+    try:
+        parts = urlsplit(text)
+        good = parts.scheme in ("http", "https") and bool(parts.hostname)
+    except ValueError:
+        good = False
     if not good:
         raise OptionError(
             f"option endpoint_url={text}: must be a URL such as https://s3.example.org"
@@ -115,19 +113,12 @@ class RetryPolicy:
         """Return the seconds to wait after that many failures in a row."""
         return self.random() * min(self.cap_s, self.base_s * 2.0 ** (failures - 1))
 
-    def run(
-        self,
-        call: Callable[[], _T],
-        judge: Callable[[Exception], Trouble],
-        meter: Meter,
-        wait: Callable[[float], bool] | None = None,
-    ) -> _T:
+    def run(self, call: Callable[[], _T], meter: Meter, wait: Callable[[float], bool]) -> _T:
         """Return `call()`, and retry it while `judge` calls its error transient.
 
         `wait(seconds)` returns True if the transfer was cancelled during the wait. Raises the last
         error. The meter counts each retry in `retries` and each throttling as a path.
         """
-        wait = threading.Event().wait if wait is None else wait
         failures = 0
         while True:
             try:
@@ -145,8 +136,6 @@ class RetryPolicy:
 
 
 INSTALL = "Type: pip install 'iobench[s3]'."
-# A raw /, \, ? or # in a password ends the host for URL parsers, so each sees another host.
-_RAW_LOGIN = re.compile(r"//.*[/\\?#\s].*@")
 
 
 def boto3_missing() -> str:
@@ -162,7 +151,10 @@ class S3Client:
 
     def __init__(self, options: S3Options) -> None:
         self._options = options
-        self._lock = threading.RLock()
+        self._begin()
+
+    def _begin(self) -> None:
+        self._pid, self._lock = os.getpid(), threading.RLock()
         self._made: list[Any] = []
         self.time_limit = TimeLimit()
 
@@ -172,6 +164,9 @@ class S3Client:
 
         Raises UnavailableError if boto3 is missing or its configuration is broken.
         """
+        # A forked child has its parent's connections. It would take the answers to its requests.
+        if self._pid != os.getpid():
+            self._begin()
         with self._lock:
             if not self._made:
                 made = self._make()
@@ -183,8 +178,8 @@ class S3Client:
 
     @property
     def endpoint(self) -> str:
-        """The URL of the endpoint, without credentials."""
-        return without_login(str(self.boto3.meta.endpoint_url))
+        """The URL of the endpoint. It has no credentials."""
+        return str(self.boto3.meta.endpoint_url)
 
     def call(
         self,
@@ -208,7 +203,6 @@ class S3Client:
             client = self.boto3
             return policy.run(
                 lambda: _read(request, client),
-                judge,
                 meter,
                 lambda seconds: self.time_limit.wait(seconds, stop),
             )
@@ -264,7 +258,7 @@ class S3Client:
             )
         except (BotoCoreError, ValueError) as error:
             text = without_login(str(error))
-            if isinstance(error, ValueError) and ("@" in text or _has_query(str(error))):
+            if isinstance(error, ValueError) and _has_secret(str(error)):
                 # botocore quotes the invalid URL in its message, credentials included.
                 text = "it does not take the endpoint's URL, which has a login or a query in it"
             raise UnavailableError(
@@ -273,25 +267,23 @@ class S3Client:
                 "Check the AWS_* variables and the writer's options.",
             ) from None
         guard_connections(made, self.time_limit, options.read_timeout_s)
-        if _RAW_LOGIN.search(str(made.meta.endpoint_url)):
+        if _has_secret(str(made.meta.endpoint_url)):
             made.close()
             raise UnavailableError(
                 "s3",
-                "the endpoint's URL has a login in it that is not escaped, so its host is unclear.",
-                "Remove the login from AWS_ENDPOINT_URL_S3, or escape it: write %2F for /.",
-            )
-        if _has_query(str(made.meta.endpoint_url)):
-            made.close()
-            raise UnavailableError(
-                "s3",
-                "the endpoint's URL has a query in it; no store takes one, and it may be a secret.",
-                "Remove the ? or # and all that follows it from AWS_ENDPOINT_URL_S3.",
+                "the endpoint's URL has a login or a query in it, which no store takes.",
+                "Remove it from AWS_ENDPOINT_URL_S3; keys are in AWS_ACCESS_KEY_ID and "
+                "AWS_SECRET_ACCESS_KEY.",
             )
         return made
 
 
-def _has_query(url: str) -> bool:
-    return "?" in url or "#" in url
+def _has_secret(url: str) -> bool:
+    """Whether there may be a login or a signature in it.
+
+    An @ anywhere: a raw / in a password ends the part that a parser takes for the credentials.
+    """
+    return bool({*"@?#"} & {*url})
 
 
 def _read(request: Callable[[Any], _T], client: Any) -> _T:

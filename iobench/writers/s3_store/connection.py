@@ -15,7 +15,7 @@ import socket
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -124,34 +124,6 @@ class SlowAnswerError(TimeoutError):
     """An answer that arrives at less than 1 KiB/s. Transient."""
 
 
-class RateFloor:
-    """Checks the rate of one answer from its first byte on.
-
-    Raises SlowAnswerError after `window_s` seconds below 1 KiB/s. The time that the server needs
-    before its first byte does not count: the socket's timeout limits it.
-    """
-
-    def __init__(self, window_s: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self._window_s, self._clock = window_s, clock
-        self._since_s: float | None = None
-        self._bytes = 0
-
-    def arrived(self, size_bytes: int) -> None:
-        """Count bytes that have just arrived."""
-        now_s = self._clock()
-        if self._since_s is None:
-            self._since_s = now_s
-        self._bytes += size_bytes
-        passed_s = now_s - self._since_s
-        if passed_s < self._window_s:
-            return
-        if self._bytes < _SLOWEST * passed_s:
-            raise SlowAnswerError(
-                f"{self._bytes} bytes arrived in {passed_s:.1f} s, less than 1 KiB/s"
-            )
-        self._since_s, self._bytes = now_s, 0
-
-
 def guard_connections(client: Any, limit: TimeLimit, window_s: float) -> None:
     """Apply both to a boto3 client that has no connections yet.
 
@@ -202,7 +174,7 @@ class _GuardedSocket:
 
     def makefile(self, mode: str, buffering: int | None = None) -> io.IOBase:
         assert mode == "rb"
-        answer = _Answer(self._inner.makefile("rb", 0), RateFloor(self.answer_s))
+        answer = _Answer(self._inner.makefile("rb", 0), self.answer_s)
         return answer if buffering == 0 else io.BufferedReader(answer)
 
     def __getattr__(self, name: str) -> Any:
@@ -210,15 +182,18 @@ class _GuardedSocket:
 
 
 class _Answer(io.RawIOBase):
-    """The bytes of one answer, each receive checked.
+    """The bytes of one answer. Raises SlowAnswerError after `window_s` seconds below 1 KiB/s.
 
-    Checked below the buffer: `BufferedReader` waits until a line or a block is complete, however
+    The time before the first byte does not count: the socket's timeout limits it. The rate is
+    checked below the buffer: `BufferedReader` waits until a line or a block is complete, however
     slowly the bytes arrive.
     """
 
-    def __init__(self, raw: Any, floor: RateFloor) -> None:
+    def __init__(self, raw: Any, window_s: float) -> None:
         super().__init__()
-        self._raw, self._floor = raw, floor
+        self._raw, self._window_s = raw, window_s
+        self._since_s: float | None = None
+        self._bytes = 0
 
     def readable(self) -> bool:
         return True
@@ -230,8 +205,21 @@ class _Answer(io.RawIOBase):
     def readinto(self, buffer: Any) -> int | None:
         count: int | None = self._raw.readinto(buffer)
         if count:
-            self._floor.arrived(count)
+            self._arrived(count, time.monotonic())
         return count
+
+    def _arrived(self, size_bytes: int, now_s: float) -> None:
+        if self._since_s is None:
+            self._since_s = now_s
+        self._bytes += size_bytes
+        passed_s = now_s - self._since_s
+        if passed_s < self._window_s:
+            return
+        if self._bytes < _SLOWEST * passed_s:
+            raise SlowAnswerError(
+                f"{self._bytes} bytes arrived in {passed_s:.1f} s, less than 1 KiB/s"
+            )
+        self._since_s, self._bytes = now_s, 0
 
     def close(self) -> None:
         self._raw.close()

@@ -131,28 +131,7 @@ def _fastest(body: Any) -> Any:
     """
     raw = body._raw_stream
     inner: Any = getattr(raw, "_fp", None)
-    if getattr(raw, "chunked", False) or not hasattr(getattr(inner, "fp", None), "readinto1"):
-        return raw
-    inner.fp = _OneReceive(inner.fp)
-    return inner
-
-
-class _OneReceive:
-    """A file object of http.client whose `readinto` returns after one receive.
-
-    `BufferedReader.readinto` waits until the buffer is full. When the connection breaks before
-    that, the bytes that have arrived are lost.
-    """
-
-    def __init__(self, file: Any) -> None:
-        self._file = file
-
-    def readinto(self, buffer: Any) -> int:
-        count: int = self._file.readinto1(buffer)
-        return count
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._file, name)
+    return raw if inner is None or getattr(raw, "chunked", False) else inner
 
 
 class _Filling:

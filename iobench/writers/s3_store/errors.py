@@ -22,31 +22,11 @@ from iobench.writers.s3_store.connection import SlowAnswerError
 
 _BROKEN = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)
 _CUT = "UNEXPECTED_EOF_WHILE_READING"  # OpenSSL 3: not always an SSLEOFError
-_TRUST = "Set AWS_CA_BUNDLE to {}, or the option verify_tls=false."
-# Verification codes of OpenSSL (x509_vfy.h).
-_VERIFY = {
-    9: (
-        "the certificate of the endpoint is not valid yet.",
-        "Check this machine's clock, and the dates of the certificate.",
-    ),
-    10: (
-        "the certificate of the endpoint has expired.",
-        "Renew it at the endpoint, and check this machine's clock.",
-    ),
-    18: (
-        "the certificate of the endpoint is self-signed.",
-        _TRUST.format("a file with that certificate"),
-    ),
-    19: (
-        "the certificate of the endpoint was issued by a self-signed authority that is not known "
-        "here.",
-        _TRUST.format("the file of that authority"),
-    ),
-    20: (
-        "the certificate of the endpoint was issued by an authority that is not known here.",
-        _TRUST.format("the file of that authority"),
-    ),
-}
+_REFUSED = (
+    "Of an authority that is not known here: set AWS_CA_BUNDLE to its file, or the option "
+    "verify_tls=false. Out of date: check this machine's clock. For another host: use a name of "
+    "the certificate in endpoint_url."
+)
 
 
 def _broken_tls(error: BaseException) -> bool:
@@ -57,13 +37,9 @@ def _broken_tls(error: BaseException) -> bool:
 def _explain_tls(error: BaseException) -> tuple[str, str]:
     """Return why TLS with the endpoint fails, and the remedy."""
     for one in _chain(error):
-        if isinstance(one, ssl.SSLCertVerificationError) and one.verify_code in _VERIFY:
-            return _VERIFY[one.verify_code]
-        if type(one).__name__ == "CertificateError" or getattr(one, "verify_code", 0) in (62, 64):
-            return (
-                f"the certificate of the endpoint is for another host ({one}).",
-                "Use a name of the certificate in endpoint_url, or have one issued for this name.",
-            )
+        if type(one).__name__ in ("SSLCertVerificationError", "CertificateError"):  # or urllib3's
+            why = getattr(one, "verify_message", "") or one
+            return f"the certificate of the endpoint is refused ({why}).", _REFUSED
         reason = _reason(one)
         if reason == "WRONG_VERSION_NUMBER":
             return "the endpoint does not speak TLS.", "Use http:// in its URL, or its TLS port."

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import errno
 import http.client
-import socket
-import threading
 import traceback
 from pathlib import Path
 
@@ -13,7 +11,6 @@ import pytest
 
 from iobench.errors import (
     DataMismatchError,
-    IobenchError,
     OptionError,
     TransferError,
     UnavailableError,
@@ -49,15 +46,22 @@ def _failing(times: int, error: Exception):
     return call
 
 
-def _always(_: Exception) -> Trouble:
-    return Trouble(transient=True, throttled=True)
+class _AnsweredError(Exception):
+    """It has the attributes of botocore's ClientError."""
+
+    def __init__(self, status: int, code: str) -> None:
+        super().__init__(code)
+        self.response = {
+            "Error": {"Code": code, "Message": "scripted"},
+            "ResponseMetadata": {"HTTPStatusCode": status},
+        }
 
 
 def test_delays_double_up_to_the_cap() -> None:
     """Full jitter: the random number scales the whole delay."""
     policy = RetryPolicy(max_attempts=9, base_s=0.5, cap_s=3, random=lambda: 1.0)
-    clock, meter = _Clock(), Meter()
-    assert policy.run(_failing(5, OSError()), _always, meter, clock.wait) == "done"
+    clock, meter, busy = _Clock(), Meter(), _AnsweredError(503, "SlowDown")
+    assert policy.run(_failing(5, busy), meter, clock.wait) == "done"
     assert clock.waits == [0.5, 1, 2, 3, 3]
     assert meter.retries == 5
     assert meter.paths[THROTTLED].operations == 5
@@ -71,7 +75,7 @@ def test_attempts_are_bounded() -> None:
     error = ConnectionResetError("broken")
     clock, meter = _Clock(), Meter()
     with pytest.raises(ConnectionResetError) as caught:
-        RetryPolicy(max_attempts=4).run(_failing(9, error), judge, meter, clock.wait)
+        RetryPolicy(max_attempts=4).run(_failing(9, error), meter, clock.wait)
     assert caught.value is error
     assert (len(clock.waits), meter.retries) == (3, 3)
 
@@ -80,7 +84,7 @@ def test_what_is_final_is_raised_at_once() -> None:
     """Without a wait and without a retry."""
     clock, meter = _Clock(), Meter()
     with pytest.raises(DataMismatchError):
-        RetryPolicy(max_attempts=4).run(_failing(1, DataMismatchError()), judge, meter, clock.wait)
+        RetryPolicy(max_attempts=4).run(_failing(1, DataMismatchError()), meter, clock.wait)
     assert (clock.waits, meter.retries) == ([], 0)
 
 
@@ -88,29 +92,8 @@ def test_a_transfer_that_was_given_up_waits_no_longer() -> None:
     """The error before the wait is raised."""
     clock, meter = _Clock(stopped_after=1), Meter()
     with pytest.raises(ConnectionError):
-        RetryPolicy(max_attempts=9).run(_failing(9, ConnectionError()), judge, meter, clock.wait)
+        RetryPolicy(max_attempts=9).run(_failing(9, ConnectionError()), meter, clock.wait)
     assert len(clock.waits) == 2
-
-
-def test_without_a_clock_it_is_the_real_one() -> None:
-    """It waits for the computed time, on an event that is never set."""
-    policy = RetryPolicy(max_attempts=2, base_s=0.0)
-    assert policy.run(_failing(1, ConnectionError()), judge, Meter()) == "done"
-    stopped = threading.Event()
-    stopped.set()
-    with pytest.raises(ConnectionError):
-        policy.run(_failing(1, ConnectionError()), judge, Meter(), stopped.wait)
-
-
-class _AnsweredError(Exception):
-    """It has the attributes of botocore's ClientError."""
-
-    def __init__(self, status: int, code: str) -> None:
-        super().__init__(code)
-        self.response = {
-            "Error": {"Code": code, "Message": "scripted"},
-            "ResponseMetadata": {"HTTPStatusCode": status},
-        }
 
 
 @pytest.mark.parametrize(
@@ -218,33 +201,24 @@ def test_an_endpoint_that_boto3_refuses(url: str, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize(
-    "login",
+    "url",
     [
-        *(f"user:SECRET{one}SECRET" for one in "/#?\\ "),
-        "user:9/SECRET",
-        "user:/SECRET",
-        "u:S@C/SECRET",
+        "http://user:SECRET@127.0.0.1:9",
+        "http://user:SECRET/SECRET@127.0.0.1:9",  # parsers see another host
+        "http://127.0.0.1:9?X-Amz-Signature=SECRET",
+        "http://minio_server:9/base?a=b&c=SECRET@x",
+        "http://127.0.0.1:9#SECRET",
     ],
 )
-def test_a_login_that_is_not_escaped(login: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The URL would name another host, which would get the rest of the password."""
-    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", f"http://{login}@127.0.0.1:9")
-    with pytest.raises(UnavailableError, match="login in it that is not escaped") as caught:
-        _ = S3Client(S3Options()).boto3
-    _check_silent(caught.value)
-
-
-@pytest.mark.parametrize("extra", ["?X-Amz-Signature=SECRET", "/base?a=b&c=SECRET@x", "#SECRET"])
-@pytest.mark.parametrize("host", ["127.0.0.1:9", "minio_server:9", "user:p4@host"])
-def test_an_endpoint_with_a_query(host: str, extra: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The query may be a signature. It is neither used nor shown."""
-    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", f"http://{host}{extra}")
-    with pytest.raises(UnavailableError, match=r"query in it|login in it") as caught:
+def test_an_endpoint_with_a_login_or_a_query(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is neither used nor shown. A query may be a signature."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", url)
+    with pytest.raises(UnavailableError, match=r"a login or a query in it") as caught:
         _ = S3Client(S3Options()).boto3
     _check_silent(caught.value)
     with pytest.raises(OptionError, match="must not carry a login") as refused:
-        S3Options(endpoint_url=f"http://{host}{extra}")
-    assert extra not in str(refused.value)
+        S3Options(endpoint_url=url)
+    _check_silent(refused.value)
 
 
 def test_an_endpoint_without_a_login_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,26 +226,6 @@ def test_an_endpoint_without_a_login_is_shown(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://minio_server:9000")
     with pytest.raises(UnavailableError, match="Invalid endpoint: http://minio_server:9000"):
         _ = S3Client(S3Options()).boto3
-
-
-def test_an_endpoint_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """botocore's error has the whole URL, so it is not the cause of ours."""
-    with socket.socket() as silent:
-        silent.bind(("127.0.0.1", 0))  # and does not listen
-        port = silent.getsockname()[1]
-        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", f"http://user:p@SECRET@127.0.0.1:{port}")
-        client = S3Client(S3Options())
-        with pytest.raises(IobenchError, match=f"//127.0.0.1:{port}/") as caught:
-            client.call(
-                lambda boto3: boto3.list_buckets(),
-                Meter(),
-                doing="listing",
-                where="s3://bucket",
-                attempts=1,
-            )
-    client.close()
-    _check_silent(caught.value)
-    _check_silent(ValueError(client.endpoint))
 
 
 def test_an_error_of_another_kind() -> None:
