@@ -136,7 +136,7 @@ def copy_image(
 
     cpus = (os.cpu_count() or 1) // processes
     threads = max(1, min(_MOST_THREADS, cpus, -(-(end - begin) // _BLOCK)))
-    blocks = Blocks(begin, end, _BLOCK if threads > 1 else _ALONE)
+    blocks = Blocks([(begin, end)], _BLOCK if threads > 1 else _ALONE)
     run_workers(threads, blocks, work, meter)
     return meter.seconds.get("pages", 0.0)
 

@@ -219,7 +219,7 @@ def read_chunks(
                 reader.wait_one()
 
     # A thread of its own: Ctrl-C must not occur inside, and the caller only waits.
-    run_workers(1, Blocks(0, count, count), work, Meter(), caller_waits=True)
+    run_workers(1, Blocks([(0, count)], count), work, Meter(), caller_waits=True)
 
 
 class ChunkWriter:

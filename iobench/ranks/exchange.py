@@ -383,7 +383,7 @@ def _in_turns(ranges: Iterable[Range], most: int) -> Iterator[tuple[int, list[tu
     """
     for file, some in itertools.groupby(ranges, key=attrgetter("item")):
         turn, size = list[tuple[int, int]](), 0
-        for start, stop in Blocks.of((one[1:] for one in some), most, most):
+        for start, stop in Blocks((one[1:] for one in some), most, most):
             if turn and size + stop - start > most:
                 yield file, turn
                 turn, size = [], 0

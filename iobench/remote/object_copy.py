@@ -64,7 +64,7 @@ class ObjectCopy:
                 with self._limit.moving(stop - start):
                     upload.send(start // part_size + 1, [source.read(start, stop)], own)
 
-        parts = Blocks(0, source.size_bytes, part_size)
+        parts = Blocks([(0, source.size_bytes)], part_size)
         run_workers(self._writer.options.threads, parts, work, meter)
 
     def check(self, name: str, size_bytes: int) -> None:

@@ -276,7 +276,7 @@ class MemoryReader:
 
         ranges = [(0, image.size_bytes)] if ranges is None else ranges
         threads = min(_MOST_THREADS, os.cpu_count() or 1)
-        run_workers(threads, Blocks.of(ranges, _BLOCK), work, meter)
+        run_workers(threads, Blocks(ranges, _BLOCK), work, meter)
         size = sum(stop - start for start, stop in ranges)
         return meter.transfer(self.name, "read", size, durable=False)
 

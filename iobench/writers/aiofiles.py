@@ -107,7 +107,7 @@ class AiofilesWriter(PosixWriter):
                     file.set_size(image.size_bytes)
                     file.meter = meter  # `own` is absorbed before the file is published
 
-        _run(_in_tasks(self.options.files, Blocks(0, len(images), 1), work, meter), meter)
+        _run(_in_tasks(self.options.files, Blocks([(0, len(images))], 1), work, meter), meter)
 
     async def _write(self, file: NewFile, image: FileImage, meter: Meter) -> None:
         await self._in_blocks(file.part, "r+b", image, [(0, image.size_bytes)], meter)
@@ -127,7 +127,7 @@ class AiofilesWriter(PosixWriter):
                         data = views[0] if len(views) == 1 else np.concatenate(views)
                         await _move("write", wrap(raw), data, start, own)
 
-        blocks = Blocks.of(ranges, self.options.block_size)
+        blocks = Blocks(ranges, self.options.block_size)
         await _in_tasks(self.options.iodepth, blocks, work, meter)
 
 

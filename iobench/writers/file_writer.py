@@ -183,9 +183,9 @@ class FileWriter(PosixWriter):
         """Move every block: by rings while direct I/O works, the rest by threads."""
         how = self._how
         unit = linux.PAGE if how.only is None else opened.unit
-        blocks = Blocks.of(ranges, how.block_size, unit)
+        blocks = Blocks(ranges, how.block_size, unit)
         left = blocks.count
-        held = set() if writes else opened.held(Blocks.of(ranges, how.block_size, unit))
+        held = set() if writes else opened.held(Blocks(ranges, how.block_size, unit))
         alone = how.only is None and left <= 1  # no ring pays for itself
         ring = not alone and opened.may_go_direct() and self._admits_ring(meter)
 
@@ -256,7 +256,7 @@ class FileWriter(PosixWriter):
                     engine.drain()
 
             threads = self._how.rings if ring else self._how.threads
-            run_workers(threads, Blocks(0, len(parts), 1), work, meter, caller_waits=ring)
+            run_workers(threads, Blocks([(0, len(parts))], 1), work, meter, caller_waits=ring)
         for file, image in zip(unpublished, images, strict=True):
             file.set_size(image.size_bytes)
 

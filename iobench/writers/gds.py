@@ -345,7 +345,7 @@ class GdsWriter(ODirectWriter):
                     for begin, end in blocks:
                         move(engine, image, begin, end)
 
-            blocks = Blocks.of(ranges, self.options.block_size, unit)
+            blocks = Blocks(ranges, self.options.block_size, unit)
             run_workers(self.options.threads, blocks, work, meter)
         return True
 

@@ -60,9 +60,7 @@ class HybridOptions(WriterOptions):
         search=tuple(_PATHS),
         help="paths of large operations: direct, uncached, or all (direct where it works)",
     )
-    read_soon: bool = option(
-        False, help="the files will be read soon: keep them in memory unless it is short"
-    )
+    read_soon: bool = option(False, help="the files will be read soon: keep them in the page cache")
     fallocate: bool = option(
         True, search=(True, False), help="reserve the space of large files before writing"
     )

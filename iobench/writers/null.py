@@ -95,7 +95,7 @@ class NullWriter(Writer):
                     own.count("null", end - begin)
 
         with staged(whole, meter) as image:
-            blocks = Blocks(start, stop, self.options.block_size)
+            blocks = Blocks([(start, stop)], self.options.block_size)
             run_workers(self.options.threads, blocks, work, meter)
 
 

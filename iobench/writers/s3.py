@@ -129,16 +129,14 @@ class S3Writer(Writer):
         self._client.close()
 
     def available(self, target: str | Path = ".") -> Availability:
-        if reason := boto3_missing():
-            return Availability(ok=False, reason=reason, remedy=INSTALL)
-        if not is_s3(target):
+        if not boto3_missing() and not is_s3(target):
             return Availability(
                 ok=False,
                 reason="it writes to buckets, but the target is a directory.",
                 remedy="Give --target s3://bucket/prefix, or use --s3-local with iobench run.",
             )
         try:
-            self._probe(S3Target.parse(target))
+            self._probe(target)
         except IobenchError as error:
             reason = getattr(error, "reason", "") or f"{error}."
             return Availability(ok=False, reason=reason, remedy=getattr(error, "remedy", ""))
@@ -147,16 +145,16 @@ class S3Writer(Writer):
     def require(self, target: str | Path) -> None:
         """Probe the target like `available`. Raises TargetError if the bucket does not exist."""
         self.check_scheme(target)
-        if reason := boto3_missing():
-            raise UnavailableError(self.name, reason, INSTALL)
         try:
-            self._probe(S3Target.parse(target))
+            self._probe(target)
         except TransferError as error:
             raise UnavailableError(self.name, f"{error}.") from error
 
-    def _probe(self, place: S3Target) -> None:
+    def _probe(self, target: str | Path) -> None:
+        if reason := boto3_missing():
+            raise UnavailableError(self.name, reason, INSTALL)
         Checksum.named(self.options.checksum)
-        S3Objects(self._client, place).try_writing(_PROBE)
+        S3Objects(self._client, S3Target.parse(target)).try_writing(_PROBE)
 
     def _send(self, upload: S3Upload, image: FileImage, part_size: int, meter: Meter) -> None:
         def work(blocks: Blocks, own: Meter) -> None:
@@ -190,15 +188,12 @@ class _Parts(Blocks):
     """
 
     def __init__(self, start: int, stop: int, size: int, given_up: threading.Event) -> None:
-        super().__init__(start, stop, size)
+        super().__init__([(start, stop)], size)
         self._given_up = given_up
 
     def cancel(self) -> None:
         super().cancel()
         self._given_up.set()
-
-
-_LEAST = 1 << 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,14 +234,12 @@ class PartSink(Sink):
 
     # The sink.
 
-    def block(self, at_least: int) -> Bytes:
-        """Return a block that is larger than `at_least`: a small object allocates no full part."""
-        size = self.block_size
-        if at_least > size // 2 and self._spare:
+    def block(self) -> Bytes:
+        while self._spare:
             block = self._spare.pop()
-            if len(block) == size:
+            if len(block) == self.block_size:
                 return block
-        return np.empty(min(size, max(2 * at_least, _LEAST)), dtype=np.uint8)
+        return np.empty(self.block_size, dtype=np.uint8)  # its pages are made when it is filled
 
     def put(self, block: Bytes, offset: int) -> None:  # noqa: ARG002 -- the number says it
         if self._number == MOST_PARTS:

@@ -57,11 +57,8 @@ class Sink(ABC):
     """Whether the last block is for `drain`, even if it is full. In a `with`, close stores it."""
 
     @abstractmethod
-    def block(self, at_least: int) -> Bytes:
-        """Return memory for the next block: `block_size` bytes, or fewer, but `at_least` bytes.
-
-        `at_least` is at most `block_size`. A block that is too short is copied into the next one.
-        """
+    def block(self) -> Bytes:
+        """Return `block_size` bytes of memory for the next block."""
 
     @abstractmethod
     def put(self, block: Bytes, offset: int) -> None:
@@ -103,7 +100,7 @@ class PlainSink(Sink):
         self._write, self._largest, self._finish = write, largest, finish
         self._block = np.empty(self.block_size, dtype=np.uint8)
 
-    def block(self, at_least: int) -> Bytes:  # noqa: ARG002
+    def block(self) -> Bytes:
         return self._block
 
     def put(self, block: Bytes, offset: int) -> None:
@@ -317,11 +314,8 @@ class BlockStream(io.RawIOBase):
                 self._put(self._block)
             if taken == len(data):
                 return
-            if self._filled == len(self._block):
-                wanted = self._filled + len(data) - taken
-                block = sink.block(min(wanted, sink.block_size))
-                block[: self._filled] = self._block
-                self._block = block
+            if not len(self._block):
+                self._block = sink.block()
             count = min(len(data) - taken, len(self._block) - self._filled)
             with self._meter.phase("gather"):
                 np.copyto(

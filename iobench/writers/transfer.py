@@ -11,30 +11,23 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import Literal, Protocol, Self
+from typing import Literal, Self
 
 _BITS = 7  # of a latency in ns that its bin keeps, like fio: bins are at most 1.6% wide
 _NS = 1_000_000_000
 
 
-class _Counts(Protocol):
-    @property
-    def bins(self) -> Mapping[int, int]: ...
-    @property
-    def max_ns(self) -> int: ...
-
-
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Latency:
-    """A histogram with bins of equal relative width, like an HdrHistogram.
+    """A histogram with bins of equal relative width, like an HdrHistogram. Not thread-safe.
 
     `bins` maps the lower end of each bin, in nanoseconds, to its number of operations. A bin holds
     the latencies with the same first 7 bits: below 128 ns it is 1 ns wide, above it at most 1/64 of
     its lower end. `max_ns` is the longest latency, exactly.
     """
 
-    max_ns: int
-    bins: Mapping[int, int]
+    max_ns: int = 0
+    bins: dict[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.max_ns < 0 or any(low < 0 or n < 1 for low, n in self.bins.items()):
@@ -65,13 +58,24 @@ class Latency:
                 return min(low + (_width(low) - 1) / 2, self.max_ns) / _NS
         raise AssertionError("the bins hold all operations")
 
+    def took(self, seconds: float) -> None:
+        """Count one operation. This costs about a microsecond."""
+        passed = max(0, round(seconds * _NS))
+        spare = passed.bit_length() - _BITS
+        low = passed >> spare << spare if spare > 0 else passed
+        self.bins[low] = self.bins.get(low, 0) + 1
+        if passed > self.max_ns:
+            self.max_ns = passed
+
     @classmethod
-    def total(cls, parts: Iterable[_Counts]) -> Self:
+    def total(cls, parts: Iterable[Latency]) -> Latency:
         """Return the latencies of all `parts` together."""
-        counter = LatencyCounter()
+        total = cls()
         for part in parts:
-            counter.add(part)
-        return cls(max_ns=counter.max_ns, bins=dict(counter.bins))
+            for low, operations in part.bins.items():
+                total.bins[low] = total.bins.get(low, 0) + operations
+            total.max_ns = max(total.max_ns, part.max_ns)
+        return total
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,37 +109,6 @@ class LatencyFigures:
 def _known(latency: Latency, percent: float) -> float | None:
     above = latency.count * (1 - percent / 100)
     return latency.percentile_s(percent) if above >= 1 - 1e-9 else None
-
-
-class LatencyCounter:
-    """Counts latencies. One operation costs about a microsecond. Not thread-safe."""
-
-    __slots__ = ("bins", "max_ns")
-
-    def __init__(self) -> None:
-        self.bins: dict[int, int] = {}
-        self.max_ns = 0
-
-    def took(self, seconds: float) -> None:
-        """Count one operation."""
-        passed = max(0, round(seconds * _NS))
-        spare = passed.bit_length() - _BITS
-        low = passed >> spare << spare if spare > 0 else passed
-        self.bins[low] = self.bins.get(low, 0) + 1
-        if passed > self.max_ns:
-            self.max_ns = passed
-
-    def add(self, counts: _Counts) -> None:
-        """Count the operations of `counts` too."""
-        for low, operations in counts.bins.items():
-            self.bins[low] = self.bins.get(low, 0) + operations
-        self.max_ns = max(self.max_ns, counts.max_ns)
-
-
-def add_latencies(into: dict[str, LatencyCounter], more: Mapping[str, _Counts]) -> None:
-    """Add the latencies of each kind of operation to those in `into`."""
-    for name, counts in more.items():
-        into.setdefault(name, LatencyCounter()).add(counts)
 
 
 def _width(low: int) -> int:
@@ -268,7 +241,7 @@ class _Operation(_Phase):
 
     __slots__ = ("_latency",)
 
-    def __init__(self, seconds: dict[str, float], name: str, latency: LatencyCounter) -> None:
+    def __init__(self, seconds: dict[str, float], name: str, latency: Latency) -> None:
         super().__init__(seconds, name)
         self._latency = latency
 
@@ -292,7 +265,7 @@ class Meter:
     fallbacks: dict[Fallback, None] = field(default_factory=dict)
     decisions: Counter[str] = field(default_factory=Counter)
     completed: Counter[int] = field(default_factory=Counter)
-    latencies: dict[str, LatencyCounter] = field(default_factory=dict)
+    latencies: dict[str, Latency] = field(default_factory=dict)
     started_s: float = field(default_factory=time.perf_counter)
 
     def phase(self, name: str) -> AbstractContextManager[None]:
@@ -307,10 +280,10 @@ class Meter:
         """Count the latency of one operation whose time is in no phase: others were in flight."""
         self._latency(name).took(seconds)
 
-    def _latency(self, name: str) -> LatencyCounter:
+    def _latency(self, name: str) -> Latency:
         found = self.latencies.get(name)
         if found is None:
-            found = self.latencies[name] = LatencyCounter()
+            found = self.latencies[name] = Latency()
         return found
 
     def count(self, path: str, size_bytes: int, operations: int = 1) -> None:
@@ -351,7 +324,8 @@ class Meter:
         self.fallbacks.update(dict.fromkeys(done.fallbacks))
         self.decisions.update(done.decisions)
         self.completed.update(done.completed)
-        add_latencies(self.latencies, done.latencies)
+        for name, more in done.latencies.items():
+            self.latencies[name] = Latency.total([self._latency(name), more])
 
     def elapsed_s(self) -> float:
         """Seconds since the meter was made."""

@@ -81,7 +81,7 @@ class RandomPool:
                     words = self.memory[at : min(at + _CHUNK, end)].view(np.uint64)
                     words[:] = random.integers(0, 2**64 - 1, len(words), np.uint64, endpoint=True)
 
-        parts = Blocks(0, self.size_bytes, share)
+        parts = Blocks([(0, self.size_bytes)], share)
         run_workers(threads, parts, fill, Meter(), caller_waits=True)
 
     def trim(self) -> None:
@@ -130,7 +130,7 @@ class RandomPool:
                 words = self.memory[start:end].view(np.uint64)
                 np.bitwise_xor(words, np.uint64(key), out=words)
 
-        parts = Blocks(0, self.size_bytes, _SCRUBBED)
+        parts = Blocks([(0, self.size_bytes)], _SCRUBBED)
         run_workers(threads, parts, change, Meter(), caller_waits=True)
 
 

@@ -10,7 +10,7 @@ import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Self, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
@@ -113,23 +113,13 @@ _R = TypeVar("_R")
 
 
 class Blocks:
-    """Iterates over the `count` blocks (start, stop) of a range. Threads share one iteration."""
+    """Iterates over the `count` blocks (start, stop) of some ranges. Threads share one iteration.
 
-    def __init__(self, start: int, stop: int, block_size: int) -> None:
-        self._set([(start, stop)], block_size, 1)
+    The first block of a range begins where the range does, and all others begin at multiples of
+    `unit`, of which `block_size` is a multiple.
+    """
 
-    @classmethod
-    def of(cls, ranges: Iterable[tuple[int, int]], block_size: int, unit: int = 1) -> Self:
-        """Return the blocks of several ranges.
-
-        The first block of a range begins where the range does, and all others begin at multiples of
-        `unit`, of which `block_size` is a multiple.
-        """
-        made = cls.__new__(cls)
-        made._set(ranges, block_size, unit)
-        return made
-
-    def _set(self, ranges: Iterable[tuple[int, int]], block_size: int, unit: int) -> None:
+    def __init__(self, ranges: Iterable[tuple[int, int]], block_size: int, unit: int = 1) -> None:
         self._block_size = block_size
         self._ranges = [
             (start, stop, start - start % unit) for start, stop in ranges if start < stop
@@ -225,7 +215,7 @@ def map_in_workers(
         for number, _end in numbers:
             results[number] = call(items[number])
 
-    numbers = Blocks(0, len(items), 1)
+    numbers = Blocks([(0, len(items))], 1)
     run_workers(threads, numbers, work, Meter(), caller_waits=caller_waits)
     return [results[number] for number in range(len(items))]
 

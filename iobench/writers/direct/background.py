@@ -105,7 +105,7 @@ class BackgroundSink(Sink):
             release=self._give,
         )
 
-    def block(self, at_least: int) -> Bytes:  # noqa: ARG002
+    def block(self) -> Bytes:
         return self._pool.take()
 
     def put(self, block: Bytes, offset: int) -> None:

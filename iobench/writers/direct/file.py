@@ -27,7 +27,7 @@ from iobench.errors import IobenchError, UnavailableError
 from iobench.writers.blocks.pages import fresh_pages
 from iobench.writers.direct.engine import CompletionLatch, DirectEngine, ignore
 from iobench.writers.direct.in_flight import OnComplete
-from iobench.writers.direct.policy import Decision, IoPath, MemoryPressure, PathPolicy
+from iobench.writers.direct.policy import Decision, IoPath, PathPolicy
 from iobench.writers.image import Bytes, Extent
 from iobench.writers.local.direct_file import (
     REFUSED,
@@ -241,7 +241,6 @@ class PathSupport:
     """What the file systems of one writer's files take. Each is asked once."""
 
     dontcache: DontCache
-    pressure: MemoryPressure = field(default_factory=MemoryPressure)
     direct: set[tuple[int, bool]] = field(default_factory=set)
     """The devices on which direct writes (True) or reads have worked."""
     refusals: dict[tuple[int, str, bool], str] = field(default_factory=dict)
@@ -393,13 +392,13 @@ class PathFile:
     ) -> Decision:
         """Choose the path of an operation; open the file for direct I/O if it needs that."""
         choose = functools.partial(self._policy.choose, aligned=aligned, in_cache=in_cache)
-        decision = choose(size_bytes, pressure := self._support.pressure.now())
+        decision = choose(size_bytes)
         if decision.path is not IoPath.DIRECT or self._direct is not None:
             return decision
         with self._lock:
             if self._direct is None and (refusal := self._open_direct(offset)):
                 self._policy.drop(IoPath.DIRECT)
-                decision = choose(size_bytes, pressure)
+                decision = choose(size_bytes)
                 meter.fell_back(IoPath.DIRECT, decision.path, refusal)
         return decision
 

@@ -25,9 +25,7 @@ from iobench.writers.direct.in_flight import Ring, open_ring
 from iobench.writers.direct.policy import (
     Decision,
     IoPath,
-    MemoryPressure,
     PathPolicy,
-    Pressure,
 )
 from iobench.writers.hybrid import HybridWriter
 from iobench.writers.image import FileImage
@@ -420,18 +418,6 @@ def test_a_ring_that_is_refused_later(
     assert (tmp_path / "file").read_bytes() == data.tobytes()
     assert set(moved.paths) == {"direct"}
     assert [one.wanted for one in moved.fallbacks] == ["io_uring"]
-
-
-def test_a_small_file_avoids_the_page_cache_when_memory_is_short(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The policy chooses the path of a small file too."""
-    short = Pressure(total_bytes=1 << 34, available_bytes=1)
-    monkeypatch.setattr(MemoryPressure, "now", lambda _: short)
-    images = [FileImage.of(name, [content(100)]) for name in "ab"]
-    moved = _writer().write_many(images, tmp_path)
-    assert moved.decisions == {"uncached: small, memory is short": 2}
-    assert (tmp_path / "b").read_bytes() == content(100).tobytes()
 
 
 @pytest.mark.parametrize("uring", [True, False])

@@ -24,9 +24,7 @@ from iobench.writers.device import staging
 from iobench.writers.direct import policy as path_policy
 from iobench.writers.direct.policy import (
     IoPath,
-    MemoryPressure,
     PathPolicy,
-    Pressure,
 )
 from iobench.writers.gds import CuFile
 from iobench.writers.image import Bytes
@@ -125,19 +123,6 @@ def test_default_writer(monkeypatch: pytest.MonkeyPatch) -> None:
         return there
 
     everywhere(default_writer, check)
-
-
-def test_memory_pressure(tmp_path: Path) -> None:
-    """Both get a reading."""
-    (tmp_path / "meminfo").write_text("MemTotal: 1000 kB\nMemAvailable: 900 kB\n")
-
-    def check(enter: Callable[..., bool]) -> bool:
-        pressure, got = MemoryPressure(proc=tmp_path), list[Pressure]()
-        there = enter(lambda: got.append(pressure.now()), lambda: got.append(pressure.now()))
-        assert {one.available_bytes for one in got} == {900 * 1024}
-        return there
-
-    everywhere(path_policy, check)
 
 
 @pytest.mark.parametrize("enters", ["choose", "drop"])

@@ -59,9 +59,8 @@ class _Sink(Sink):
         self.drains: list[tuple[int, bytes, bool]] = []
         self._steps, self._fails = steps, fails
 
-    def block(self, at_least: int) -> Bytes:
-        assert at_least <= self.block_size
-        return np.empty(min(2 * at_least, self.block_size), dtype=np.uint8)
+    def block(self) -> Bytes:
+        return np.empty(self.block_size, dtype=np.uint8)
 
     def put(self, block: Bytes, offset: int) -> None:
         if self._fails == "put":
@@ -132,7 +131,7 @@ def test_a_plain_sink_cuts_large_data() -> None:
         lambda views, offset: seen.append((offset, views[0].tobytes())), 4, lambda: seen.append(0)
     )
     sink.put(np.frombuffer(b"abcdefghij", dtype=np.uint8), 100)
-    sink.drain(sink.block(1), 0, 110, last=True)
+    sink.drain(sink.block(), 0, 110, last=True)
     assert seen == [(100, b"abcd"), (104, b"efgh"), (108, b"ij"), 0]
 
 

@@ -16,7 +16,6 @@ from iobench.writers.blocks.workers import Blocks, run_workers
 from iobench.writers.transfer import (
     Fallback,
     Latency,
-    LatencyCounter,
     LatencyFigures,
     Meter,
     PathCount,
@@ -161,7 +160,7 @@ def test_workers_have_all_of_their_time_in_phases(monkeypatch: pytest.MonkeyPatc
             now[0] += 0.25
 
     meter = Meter()
-    run_workers(1, Blocks(0, 4, 1), work, meter)
+    run_workers(1, Blocks([(0, 4)], 1), work, meter)
     assert meter.seconds == {"write": 2.0, "threads": 1.0}
     assert sum(meter.seconds.values()) == now[0] - 100
 
@@ -179,10 +178,10 @@ nanoseconds = st.lists(st.integers(0, 10**12), min_size=1, max_size=300)
 
 
 def counted(values: list[int]) -> Latency:
-    counter = LatencyCounter()
+    latency = Latency()
     for one in values:
-        counter.took(one / 1e9)
-    return Latency.total([counter])
+        latency.took(one / 1e9)
+    return latency
 
 
 @given(nanoseconds, st.floats(0, 100))

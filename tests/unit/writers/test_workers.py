@@ -39,7 +39,7 @@ def test_blocks_while_the_garbage_collector_runs() -> None:
     """Another thread takes blocks in the middle of a step: none is lost or mixed."""
 
     def check() -> tuple[Callable[[], object], Callable[[], object]]:
-        blocks = Blocks.of([(0, 5), (7, 12)], 1)
+        blocks = Blocks([(0, 5), (7, 12)], 1)
         others, taken = iter(blocks), list[tuple[int, int]]()
 
         def take() -> None:
@@ -60,7 +60,7 @@ def test_blocks_while_the_garbage_collector_runs() -> None:
 def test_blocks_of_ranges(edges: list[int], unit: int, units: int) -> None:
     """Together they are the ranges; those after the first of a range begin at a unit."""
     ranges, size = list(zip(edges[::2], edges[1::2], strict=False)), unit * units
-    blocks = Blocks.of(ranges, size, unit)
+    blocks = Blocks(ranges, size, unit)
     count, found = blocks.count, list(blocks)
     assert count == len(found)
     assert [at for a, b in found for at in range(a, b)] == [
@@ -82,8 +82,8 @@ def test_each_block_goes_to_one_worker(threads: int) -> None:
             taken.append((begin, end))
             own.count("path", end - begin)
 
-    run_workers(threads, Blocks(0, 1001, 10), work, meter)
-    assert sorted(taken) == list(Blocks(0, 1001, 10))
+    run_workers(threads, Blocks([(0, 1001)], 10), work, meter)
+    assert sorted(taken) == list(Blocks([(0, 1001)], 10))
     assert meter.paths["path"].bytes == 1001
 
 
@@ -104,7 +104,7 @@ def test_a_failure_cancels_the_rest_and_is_raised(in_helper: bool) -> None:
         taken.append(sum(1 for _ in islice(blocks, many)))
 
     with pytest.raises(_WorkerError):
-        run_workers(2, Blocks(0, 2 * many, 1), work, Meter())
+        run_workers(2, Blocks([(0, 2 * many)], 1), work, Meter())
     assert taken[0] < many
     assert _helpers() == []
 
@@ -133,7 +133,7 @@ def test_further_failures_are_notes() -> None:
         raise _WorkerError
 
     with pytest.raises(_WorkerError) as caught:
-        run_workers(3, Blocks(0, 10, 1), work, Meter())
+        run_workers(3, Blocks([(0, 10)], 1), work, Meter())
     assert len(caught.value.__notes__) == 2
 
 
@@ -150,7 +150,7 @@ def test_ctrl_c_while_working_stops_the_helpers() -> None:
         ended.set()
 
     with pytest.raises(KeyboardInterrupt):
-        run_workers(2, Blocks(0, 1 << 60, 1), work, Meter())
+        run_workers(2, Blocks([(0, 1 << 60)], 1), work, Meter())
     assert ended.is_set()
     assert _helpers() == []
 
@@ -169,7 +169,7 @@ def test_ctrl_c_while_waiting_waits_on(impatience: _Impatience, caller_waits: bo
 
     with impatience(go_on):
         threads = 1 if caller_waits else 2
-        run_workers(threads, Blocks(0, 10, 1), work, Meter(), caller_waits=caller_waits)
+        run_workers(threads, Blocks([(0, 10)], 1), work, Meter(), caller_waits=caller_waits)
     assert ended == [True]
 
 
@@ -190,7 +190,7 @@ def test_a_helper_that_cannot_start(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(threading.Thread, "start", limited)
     with pytest.raises(RuntimeError, match="can't start"):
-        run_workers(3, Blocks(0, 1 << 60, 1), work, Meter())
+        run_workers(3, Blocks([(0, 1 << 60)], 1), work, Meter())
     assert _helpers() == []
 
 
@@ -276,7 +276,7 @@ def test_an_interrupt_of_a_caller_that_waits() -> None:
         ended.append(sum(1 for _ in blocks))
 
     with pytest.raises(KeyboardInterrupt):
-        run_workers(2, Blocks(0, 1 << 40, 1), work, Meter(), caller_waits=True)
+        run_workers(2, Blocks([(0, 1 << 40)], 1), work, Meter(), caller_waits=True)
     assert len(ended) == 2
 
 
@@ -301,7 +301,7 @@ def test_a_handler_that_ends_the_process_does_not_cut_the_wait_short(
 
     monkeypatch.setattr(Worker, "join", interrupted)
     with pytest.raises(SystemExit):
-        run_workers(1, Blocks(0, 1, 1), work, Meter(), caller_waits=True)
+        run_workers(1, Blocks([(0, 1)], 1), work, Meter(), caller_waits=True)
     assert ended == [True]
 
 
@@ -316,7 +316,7 @@ def test_without_threads(caller_waits: bool, monkeypatch: pytest.MonkeyPatch) ->
     found: list[int] = []
     run_workers(
         3,
-        Blocks(0, 5, 1),
+        Blocks([(0, 5)], 1),
         lambda blocks, _: found.extend(start for start, _ in blocks),
         Meter(),
         caller_waits=caller_waits,
