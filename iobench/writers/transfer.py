@@ -67,14 +67,18 @@ class Latency:
         if passed > self.max_ns:
             self.max_ns = passed
 
+    def add(self, more: Latency) -> None:
+        """Count the operations of `more` too."""
+        for low, operations in more.bins.items():
+            self.bins[low] = self.bins.get(low, 0) + operations
+        self.max_ns = max(self.max_ns, more.max_ns)
+
     @classmethod
     def total(cls, parts: Iterable[Latency]) -> Latency:
         """Return the latencies of all `parts` together."""
         total = cls()
         for part in parts:
-            for low, operations in part.bins.items():
-                total.bins[low] = total.bins.get(low, 0) + operations
-            total.max_ns = max(total.max_ns, part.max_ns)
+            total.add(part)
         return total
 
 
@@ -325,7 +329,7 @@ class Meter:
         self.decisions.update(done.decisions)
         self.completed.update(done.completed)
         for name, more in done.latencies.items():
-            self.latencies[name] = Latency.total([self._latency(name), more])
+            self._latency(name).add(more)
 
     def elapsed_s(self) -> float:
         """Seconds since the meter was made."""

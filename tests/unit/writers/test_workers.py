@@ -119,7 +119,7 @@ def test_workers_without_failure_cancel_nothing(apart: bool) -> None:
             cancelled.append(True)
 
     run_workers(
-        2, Watched(0, 2, 1), lambda blocks, _: [*blocks].clear(), Meter(), caller_waits=apart
+        2, Watched([(0, 2)], 1), lambda blocks, _: [*blocks].clear(), Meter(), caller_waits=apart
     )
     assert not cancelled
 
