@@ -24,7 +24,7 @@ from iobench.regular_file import open_regular
 from iobench.writers.image import Bytes, FileImage, Ranges
 from iobench.writers.options import WriterOptions
 from iobench.writers.stream import BlockStream
-from iobench.writers.transfer import Fallback, Meter, Transfer
+from iobench.writers.transfer import Meter, Transfer
 
 
 class Source(Protocol):
@@ -201,11 +201,6 @@ class Writer(ABC):
     schemes: ClassVar[tuple[str, ...]] = ("file",)
     """Accepted kinds of targets: `file` for directories, `s3` for `s3://bucket/prefix`."""
     Options: ClassVar[type[WriterOptions]]
-    replaces: Fallback | None = None
-    """Set by `iobench.load_writer` when this writer replaces another one that is unavailable.
-
-    Each Transfer of this writer reports it among its `fallbacks`.
-    """
 
     def __init_subclass__(cls, **how: Any) -> None:
         """Check the target's scheme in each method of the class that moves bytes.
@@ -269,7 +264,7 @@ class Writer(ABC):
         `images` may be a generator that makes them.
         """
         self.check_scheme(target)
-        none = self._meter().transfer(self.name, "write", 0, durable=durable, files=0)
+        none = Meter().transfer(self.name, "write", 0, durable=durable, files=0)
         parts = (
             self.write(image, target, durable=durable, sync_directory=sync_directory)
             for image in images
@@ -293,7 +288,7 @@ class Writer(ABC):
         A writer may keep blocks of several ranges in flight, like those of a whole file.
         """
         check_ranges(image, ranges)
-        none = self._meter().transfer(self.name, "read", 0, durable=True)
+        none = Meter().transfer(self.name, "read", 0, durable=True)
         parts = (self.read(image, target, start=start, stop=stop) for start, stop in ranges)
         return replace(Transfer.total(itertools.chain([none], parts)), files=1)
 
@@ -354,10 +349,6 @@ class Writer(ABC):
         if not answer.ok:
             raise UnavailableError(self.name, answer.reason, answer.remedy)
 
-    def _meter(self) -> Meter:
-        """Return the meter of one operation; its clock starts now."""
-        return Meter(fallbacks={self.replaces: None} if self.replaces else {})
-
     @staticmethod
     def _range_to_fill(image: FileImage, start: int, stop: int | None) -> tuple[int, int]:
         """Check the range of `read` and return it as (start, stop). Raises UsageError."""
@@ -365,10 +356,9 @@ class Writer(ABC):
         check_ranges(image, [(start, stop)])
         return start, stop
 
-    def __reduce__(self) -> tuple[type[Writer], tuple[WriterOptions], dict[str, Any] | None]:
+    def __reduce__(self) -> tuple[type[Writer], tuple[WriterOptions]]:
         """A pickle or copy holds the options alone, and the writer is made from them again."""
-        state = {"replaces": self.replaces} if self.replaces else None
-        return type(self), (self.options,), state
+        return type(self), (self.options,)
 
     def __repr__(self) -> str:
         shown = ", ".join(f"{k}={v!r}" for k, v in self.options.to_dict().items())

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Unpack
 
 from iobench.writers.direct.policy import IoPath
 from iobench.writers.file_writer import FileSetting, FileWriter
-from iobench.writers.options import CachedOptions, CachedValues
+from iobench.writers.options import CachedOptions, DirectValues
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +26,7 @@ class BufferedWriter(FileWriter):
     if TYPE_CHECKING:
 
         def __init__(
-            self, options: BufferedOptions | None = None, **values: Unpack[CachedValues]
+            self, options: BufferedOptions | None = None, **values: Unpack[DirectValues]
         ) -> None: ...
 
     def _setting(self) -> FileSetting:

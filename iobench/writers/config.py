@@ -9,7 +9,6 @@ import re
 import tomllib
 import warnings
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,15 +20,12 @@ from iobench.errors import (
     IobenchError,
     OptionError,
     TargetError,
-    UnavailableError,
     UnknownNameError,
     UsageError,
 )
 from iobench.text import printable
 from iobench.writers import registry
 from iobench.writers.base import Writer
-from iobench.writers.s3_store.target import is_s3
-from iobench.writers.transfer import Fallback
 
 WriterLike = Writer | str | os.PathLike[str]
 """A Writer, the name of one (`odirect,block_size=8MiB` with options), or the path of a config."""
@@ -146,7 +142,6 @@ def dump_writer(
 
 def load_writer(
     path_or_name: str | os.PathLike[str],
-    fallback: str | None = None,
     *,
     target: str | Path | None = None,
     **overrides: Any,
@@ -161,36 +156,16 @@ def load_writer(
     exists. Without either, the first transfer shows whether it works. A file from another machine
     causes one RuntimeWarning.
 
-    `fallback` is the text of another writer. It replaces a writer that does not work here, with a
-    RuntimeWarning, and each of its Transfers records that among its `fallbacks`. A writer of files
-    cannot replace one of buckets, nor the reverse: both raise UnavailableError.
-
-    Raises UsageError for a file that is not a writer's or has a newer schema, and for a `fallback`
-    without a target: a writer that is not tried is never replaced. Raises
-    UnknownNameError and OptionError for its content. Raises UnavailableError with a remedy for a
+    Raises UsageError for a file that is not a writer's or has a newer schema, UnknownNameError and
+    OptionError for its content. Raises UnavailableError with a remedy for a
     writer that does not work here.
     """
     config, name, options = _read_text(path_or_name)
     options = {**options, **overrides}
     place = _trial_target(target, config)
-    if fallback is not None:
-        with suppress(UnavailableError):  # matters only if it is needed
-            _made(fallback)
-        if target is None and (config is None or config.tuned is None):
-            raise UsageError(
-                f"fallback={fallback!r}: needs target=DIRECTORY or s3://bucket/prefix, where the "
-                "writer is tried"
-            )
-    try:
-        made = config.make(**options) if config else registry.make(name, **options)
-        if place is not None:
-            _require(made, place, given=target is not None)
-    except UnavailableError as error:
-        if fallback is not None:
-            return _replacement(fallback, error, place)
-        if not is_s3(place):
-            error.add_note("fallback='buffered' would take another writer in its place")
-        raise
+    made = config.make(**options) if config else registry.make(name, **options)
+    if place is not None:
+        _require(made, place, given=target is not None)
     if config and config.tuned:
         _check_machine(config.path, config.tuned)
     return made
@@ -293,28 +268,6 @@ def _require(writer: Writer, place: str | Path, *, given: bool) -> None:
     except TargetError:
         if given:
             raise
-
-
-def _made(text: str) -> Writer:
-    config, name, options = _read_text(text)
-    return config.make(**options) if config else registry.make(name, **options)
-
-
-def _replacement(text: str, error: UnavailableError, place: str | Path | None) -> Writer:
-    writer = _made(text)
-    if place is not None:
-        try:
-            writer.check_scheme(place)
-        except UsageError:
-            raise UnavailableError(
-                error.name,
-                f"{error.reason.rstrip('.')}, and fallback={text!r} cannot store in {place}.",
-                f"{error.remedy} To store elsewhere, use load_writer({text!r}).".lstrip(),
-            ) from error
-        writer.require(place)
-    writer.replaces = Fallback(wanted=error.name, used=writer.name, reason=error.reason)
-    warnings.warn(f"{writer.name} is used in its place: {error}", RuntimeWarning, stacklevel=3)
-    return writer
 
 
 def _check_machine(path: Path, tuned: Tuned) -> None:

@@ -132,7 +132,7 @@ class FileWriter(PosixWriter):
         longer afterwards; its size is to be set. `path` is its name for messages. Raises OSError,
         UnavailableError.
         """
-        meter = self._meter()
+        meter = Meter()
         if self._reserves:
             reserve_blocks(fd, 0, image.size_bytes)
         self._send_ranges(fd, path, image, ranges, meter)

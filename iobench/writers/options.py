@@ -185,11 +185,7 @@ class DirectValues(NullValues, total=False):
     fallocate: bool
 
 
-class CachedValues(DirectValues, total=False):
-    pass
-
-
-class UncachedValues(CachedValues, total=False):
+class UncachedValues(DirectValues, total=False):
     method: str
 
 

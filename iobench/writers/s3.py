@@ -64,7 +64,7 @@ class S3Writer(Writer):
         durable: bool = True,
         sync_directory: bool = True,  # noqa: ARG002 -- a store has no directories to sync
     ) -> Transfer:
-        meter = self._meter()
+        meter = Meter()
         place = S3Target.parse(target).below(image.path)
         options, size = self.options, image.size_bytes
         part_size = part_size_for(size, fixed_bytes=options.part_size, threads=options.threads)
@@ -87,7 +87,7 @@ class S3Writer(Writer):
     def read(
         self, image: FileImage, target: str | Path, *, start: int = 0, stop: int | None = None
     ) -> Transfer:
-        meter = self._meter()
+        meter = Meter()
         start, stop = self._range_to_fill(image, start, stop)
         place = S3Target.parse(target).below(image.path)
         whole = stop - start == image.size_bytes
@@ -111,7 +111,7 @@ class S3Writer(Writer):
         return meter.transfer(self.name, "read", stop - start, durable=True)
 
     def open(self, target: str | Path, size: int | None = None) -> BlockStream:
-        meter = self._meter()
+        meter = Meter()
         place = S3Target.object(target)
         options = self.options
         parts = StreamParts.expecting(size, fixed_bytes=options.part_size, threads=options.threads)

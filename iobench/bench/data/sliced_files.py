@@ -161,7 +161,7 @@ class SlicedFiles(Writer):
     def _parts(
         self, image: FileImage, target: str | Path, start: int, stop: int
     ) -> Iterator[Transfer]:
-        yield self._meter().transfer(self._writer.name, "read", 0, durable=True, files=0)
+        yield Meter().transfer(self._writer.name, "read", 0, durable=True, files=0)
         for part in self._slices[image.path]:
             first, last = max(start, part.start), min(stop, part.stop)
             if first < last or part.start == part.stop:

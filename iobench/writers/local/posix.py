@@ -63,7 +63,7 @@ class PosixWriter(Writer):
         durable: bool = True,
         sync_directory: bool = True,
     ) -> Transfer:
-        meter = self._meter()
+        meter = Meter()
         path = os.path.join(target, image.path)
         with transfer_errors("writing", path), self._create(path, meter) as file:
             self._fill(file, image, meter)
@@ -80,7 +80,7 @@ class PosixWriter(Writer):
         durable: bool = True,
         sync_directory: bool = True,
     ) -> Transfer:
-        meter = self._meter()
+        meter = Meter()
         names: dict[str, None] = {}
         files = size = 0
         unpublished: list[NewFile] = []
@@ -127,7 +127,7 @@ class PosixWriter(Writer):
         return self.read_ranges(image, target, [(start, stop)])
 
     def read_ranges(self, image: FileImage, target: str | Path, ranges: Ranges) -> Transfer:
-        meter = self._meter()
+        meter = Meter()
         check_ranges(image, ranges)
         wanted = [(start, stop) for start, stop in ranges if start < stop]
         path = os.path.join(target, image.path)
@@ -144,7 +144,7 @@ class PosixWriter(Writer):
         return meter.transfer(self.name, "read", size, durable=True)
 
     def open(self, target: str | Path, size: int | None = None) -> BlockStream:
-        meter = self._meter()
+        meter = Meter()
         with transfer_errors("opening", target):
             file = self._create(target, meter)
             try:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import os
-import pickle
 import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -13,7 +11,6 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -25,12 +22,10 @@ from iobench.writers import config, registry
 from iobench.writers.base import Availability, Writer
 from iobench.writers.buffered import BufferedWriter
 from iobench.writers.config import Tuned, dump_writer, load_writer, read_config
-from iobench.writers.image import FileImage
 from iobench.writers.null import NullWriter
 from iobench.writers.odirect import ODirectWriter
 from iobench.writers.options import OptionInfo
 from iobench.writers.s3 import S3Writer
-from iobench.writers.transfer import Fallback
 
 TUNED = Tuned(
     date="2026-01-31T12:00:00Z",
@@ -269,7 +264,7 @@ def refusing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("refusing")
 def test_an_unavailable_writer_raises_with_the_remedy(tmp_path: Path) -> None:
-    """It is tried in the given target, or in the tuned one; without `fallback` it raises."""
+    """It is tried in the given target, or in the tuned one."""
     with pytest.raises(UnavailableError, match=r"no such device\. Buy one\."):
         load_writer("refusing", target=tmp_path)
     here = replace(TUNED, target=str(tmp_path), fingerprint=machine_fingerprint())
@@ -290,81 +285,6 @@ def test_a_missing_bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert load_writer(path).options == S3Writer.Options(threads=3)
     with pytest.raises(TargetError, match="no such bucket"):
         load_writer(path, target="s3://gone/y")
-
-
-@pytest.mark.usefixtures("refusing")
-def test_a_fallback_is_asked_for_and_recorded(tmp_path: Path) -> None:
-    """It causes a warning, and every Transfer records it, also of streams and copies."""
-    with pytest.warns(RuntimeWarning, match="buffered is used in its place: refusing is not"):
-        writer = load_writer("refusing", fallback="buffered", target=tmp_path)
-    wanted = Fallback(wanted="refusing", used="buffered", reason="there is no such device.")
-    assert writer.name == "buffered"
-    for one in (writer, pickle.loads(pickle.dumps(writer)), copy.copy(writer)):
-        image = FileImage.of("file", [np.zeros(10_000, np.uint8)])
-        assert one.write(image, tmp_path).fallbacks == (wanted,)
-        assert one.write_many([image], tmp_path).fallbacks == (wanted,)
-        assert one.read(image, tmp_path).fallbacks == (wanted,)
-        with one.open(tmp_path / "stream") as stream:
-            stream.write(b"x" * 10_000)
-        assert stream.transfer.fallbacks == (wanted,)
-    assert load_writer("buffered").write(image, tmp_path).fallbacks == ()
-
-
-@pytest.mark.usefixtures("refusing")
-def test_a_fallback_that_does_not_work_either(tmp_path: Path) -> None:
-    """It raises: there is no second fallback."""
-    with pytest.raises(UnavailableError):
-        load_writer("refusing", fallback="refusing", target=tmp_path)
-
-
-def test_a_fallback_that_cannot_write_to_buckets(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It is not tried; the error of the bucket is raised."""
-    monkeypatch.setattr(S3Writer, "require", _no_credentials)
-    monkeypatch.chdir(tmp_path)
-    tuned = replace(TUNED, target="s3://bucket/run", fingerprint=machine_fingerprint())
-    path = _file(tmp_path, dump_writer(S3Writer(), tuned))
-    (tmp_path / "s3:" / "bucket" / "run").mkdir(parents=True)
-    with pytest.raises(UnavailableError) as refused:
-        load_writer(path, fallback="buffered")
-    assert str(refused.value) == (
-        "s3 is not available here: no credentials were found, and fallback='buffered' cannot store "
-        "in s3://bucket/run. Log in. To store elsewhere, use load_writer('buffered')."
-    )
-    with pytest.raises(UnavailableError) as refused:
-        load_writer(path)
-    assert not hasattr(refused.value, "__notes__"), "no word of a fallback that could not store"
-
-
-def _no_credentials(_: S3Writer, target: str | Path) -> None:
-    raise UnavailableError("s3", "no credentials were found.", "Log in.")
-
-
-def test_a_typo_is_no_reason_for_a_fallback(tmp_path: Path) -> None:
-    """Only a writer that cannot work here is replaced, never one that was misspelt."""
-    with pytest.raises(UnknownNameError):
-        load_writer("odirct", fallback="buffered", target=tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("fallback", "error"),
-    [("nonsense", UnknownNameError), ("odirect,threads=no", OptionError), ("a,b", UsageError)],
-)
-def test_a_wrong_fallback_is_an_error_at_once(
-    fallback: str, error: type[Exception], tmp_path: Path
-) -> None:
-    """Also where the writer works and the fallback is not needed."""
-    with pytest.raises(error):
-        load_writer("buffered", fallback=fallback, target=tmp_path)
-
-
-def test_a_fallback_without_a_target(tmp_path: Path) -> None:
-    """Nothing would be tried, and so the fallback never be taken: the call says what it needs."""
-    path = _file(tmp_path, dump_writer(load_writer("buffered")))
-    for writer in ("buffered", path):
-        with pytest.raises(UsageError, match="needs target=DIRECTORY"):
-            load_writer(writer, fallback="odirect")
 
 
 @pytest.mark.usefixtures("refusing")
