@@ -7,10 +7,10 @@ import contextlib
 import os
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple, Unpack
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 import numpy as np
 from aiofiles.threadpool import wrap
@@ -27,7 +27,6 @@ from iobench.writers.stream import BlockStream, PlainSink
 from iobench.writers.transfer import Meter
 
 _T = TypeVar("_T")
-_Ts = TypeVarTuple("_Ts")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,17 +70,20 @@ class AiofilesWriter(PosixWriter):
         return try_directory(target)
 
     def _send(self, file: NewFile, image: FileImage, meter: Meter) -> None:
-        _run(self._write(file, image, meter), meter)
+        _run(lambda calls: self._write(file, image, meter, calls), meter)
 
     def _receive(self, fd: int, image: FileImage, ranges: Ranges, meter: Meter) -> None:
         path = f"/proc/self/fd/{fd}"
-        _run(self._in_blocks(path, "rb", image, ranges, meter), meter)
+        _run(lambda calls: self._in_blocks(path, "rb", image, ranges, meter, calls), meter)
 
     def _stream(self, file: NewFile, meter: Meter, size: int | None) -> BlockStream:  # noqa: ARG002
         raw = open(file.fd, "r+b", buffering=0, closefd=False)  # noqa: SIM115 -- of the file
 
         def write(views: list[Bytes], offset: int) -> None:
-            _run(_move("write", wrap(raw), views[0], offset, meter), Meter())
+            _run(
+                lambda calls: _move("write", wrap(raw, executor=calls), views[0], offset, meter),
+                Meter(),
+            )
 
         return BlockStream(file, self.name, meter, PlainSink(write, self.options.block_size))
 
@@ -94,7 +96,7 @@ class AiofilesWriter(PosixWriter):
     ) -> None:
         """Write the option `files` files at once."""
 
-        async def work(numbers: Blocks, own: Meter) -> None:
+        async def work(numbers: Blocks, own: Meter, calls: _Calls) -> None:
             for number, _ in numbers:
                 image = images[number]
                 path = os.path.join(target, image.path)
@@ -103,32 +105,40 @@ class AiofilesWriter(PosixWriter):
                     unpublished.append(file)
                     self._reserve(file, image.size_bytes)
                     with self._reachable(image, own) as reachable:
-                        await self._write(file, reachable, own)
+                        await self._write(file, reachable, own, calls)
                     file.set_size(image.size_bytes)
                     file.meter = meter  # `own` is absorbed before the file is published
 
-        _run(_in_tasks(self.options.files, Blocks([(0, len(images))], 1), work, meter), meter)
+        numbers = Blocks([(0, len(images))], 1)
+        _run(lambda calls: _in_tasks(self.options.files, numbers, work, meter, calls), meter)
 
-    async def _write(self, file: NewFile, image: FileImage, meter: Meter) -> None:
-        await self._in_blocks(file.part, "r+b", image, [(0, image.size_bytes)], meter)
+    async def _write(self, file: NewFile, image: FileImage, meter: Meter, calls: _Calls) -> None:
+        await self._in_blocks(file.part, "r+b", image, [(0, image.size_bytes)], meter, calls)
 
     async def _in_blocks(
-        self, path: str, mode: str, image: FileImage, ranges: Ranges, meter: Meter
+        self,
+        path: str,
+        mode: str,
+        image: FileImage,
+        ranges: Ranges,
+        meter: Meter,
+        calls: _Calls,
     ) -> None:
         """Read (`rb`) or write each block of the ranges; each task has a handle."""
 
-        async def work(blocks: Blocks, own: Meter) -> None:
+        async def work(blocks: Blocks, own: Meter, calls: _Calls) -> None:
             with open(path, mode, buffering=0) as raw:
+                handle = wrap(raw, executor=calls)
                 for start, stop in blocks:
                     if mode == "rb":
-                        await _read(image, wrap(raw), start, stop, own)
+                        await _read(image, handle, start, stop, own)
                         continue
                     with image.outgoing(start, stop, own) as views:
                         data = views[0] if len(views) == 1 else np.concatenate(views)
-                        await _move("write", wrap(raw), data, start, own)
+                        await _move("write", handle, data, start, own)
 
         blocks = Blocks(ranges, self.options.block_size)
-        await _in_tasks(self.options.iodepth, blocks, work, meter)
+        await _in_tasks(self.options.iodepth, blocks, work, meter, calls)
 
 
 async def _read(image: FileImage, handle: Any, start: int, stop: int, meter: Meter) -> None:
@@ -156,57 +166,45 @@ async def _move(doing: str, handle: Any, data: Bytes, offset: int, meter: Meter)
     meter.count("aiofiles", len(data), calls)
 
 
-def _run(work: Coroutine[Any, Any, None], meter: Meter) -> None:
-    """Run `work` in a loop of its own. On return no thread of the loop is left.
+def _run(work: Callable[[_Calls], Coroutine[Any, Any, None]], meter: Meter) -> None:
+    """Run `work(calls)` in a loop of its own. On return no thread of `calls` is left.
 
     The phase `threads` of `meter` has the time for both. Raises UsageError if this thread runs a
     loop, because waiting would block it.
     """
     with contextlib.suppress(RuntimeError):
         asyncio.get_running_loop()
-        work.close()
         raise UsageError(
             "this would block the running event loop; use "
             "`await asyncio.to_thread(writer.write, image, target)` here"
         )
     began_s = time.perf_counter()
-    with asyncio.Runner(loop_factory=_Loop) as runner:
+    with _Calls(thread_name_prefix="iobench-asyncio") as calls, asyncio.Runner() as runner:
         loop_s = time.perf_counter()
-        runner.run(work)
+        runner.run(work(calls))
         ended_s = time.perf_counter()
     passed_s = loop_s - began_s + time.perf_counter() - ended_s
     meter.seconds["threads"] = meter.seconds.get("threads", 0.0) + passed_s
 
 
-class _Loop(asyncio.SelectorEventLoop):
+class _Calls(ThreadPoolExecutor):
     """Makes a call itself once the script has ended: executors refuse calls then.
 
     So a save that still runs in the background is finished, block by block.
     """
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._calls = ThreadPoolExecutor(thread_name_prefix="iobench-asyncio")
-
-    def run_in_executor(
-        self, executor: Executor | None, func: Callable[[*_Ts], _T], *args: *_Ts
-    ) -> asyncio.Future[_T]:
-        assert executor is None
+    def submit(self, fn: Callable[..., _T], /, *args: Any, **how: Any) -> Future[_T]:
         try:
-            return super().run_in_executor(self._calls, func, *args)
+            return super().submit(fn, *args, **how)
         except RuntimeError as error:
             if "cannot schedule new futures" not in str(error):
                 raise
-        future = self.create_future()
+        future = Future[_T]()
         try:
-            future.set_result(func(*args))
+            future.set_result(fn(*args, **how))
         except Exception as error:  # noqa: BLE001 -- raised by the await
             future.set_exception(error)
         return future
-
-    async def shutdown_default_executor(self, timeout: float | None = None) -> None:
-        del timeout  # each call uses memory or a descriptor
-        self._calls.shutdown()
 
 
 async def _to_its_end(call: Awaitable[_T]) -> _T:
@@ -230,16 +228,17 @@ async def _to_its_end(call: Awaitable[_T]) -> _T:
 async def _in_tasks(
     tasks: int,
     blocks: Blocks,
-    work: Callable[[Blocks, Meter], Coroutine[Any, Any, None]],
+    work: Callable[[Blocks, Meter, _Calls], Coroutine[Any, Any, None]],
     meter: Meter,
+    calls: _Calls,
 ) -> None:
-    """Run `work(blocks, own_meter)` in `tasks` tasks; like `run_workers`, which has threads."""
+    """Run `work(blocks, meter, calls)` in `tasks` tasks; like `run_workers`, which has threads."""
     meters = [Meter() for _ in range(min(tasks, blocks.count))]
     began_s = time.perf_counter()
 
     async def run(own: Meter) -> None:
         try:
-            await work(blocks, own)
+            await work(blocks, own, calls)
         except BaseException:
             blocks.cancel()
             raise

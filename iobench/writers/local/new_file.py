@@ -95,8 +95,8 @@ def reserve_blocks(fd: int, start: int, stop: int) -> str:
     return ""
 
 
-def _make(path: str, flags: int, mode: int) -> int:
-    return os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC | flags, mode)
+def _make(path: str, mode: int) -> int:
+    return os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, mode)
 
 
 class NewFile:
@@ -107,8 +107,8 @@ class NewFile:
     are those of the file that is replaced, as far as this process may set them.
     """
 
-    def __init__(self, path: str | Path, flags: int, meter: Meter) -> None:
-        """Open for writing with additional `flags` (O_DIRECT). Raises the OSError of the open.
+    def __init__(self, path: str | Path, meter: Meter) -> None:
+        """Open for writing. Raises the OSError of the open.
 
         Raises TargetError if the name exists and is not a regular file: it would be replaced.
         """
@@ -118,7 +118,7 @@ class NewFile:
         """Counts what is done to the file; to be used by one thread at a time."""
         with meter.phase("open"):
             self.part = os.path.join(directory, f".{name[:40]}.{secrets.token_hex(6)}{PART_SUFFIX}")
-            self.fd = self._open(directory, flags)
+            self.fd = self._open(directory)
         self._live, self._pid = True, os.getpid()
         self._reserved = False
         self._permissions: int | None = None
@@ -129,18 +129,14 @@ class NewFile:
                 self.abandon()
                 raise
 
-    def _open(self, directory: str, flags: int) -> int:
+    def _open(self, directory: str) -> int:
         check_replaceable(self.path, self._old)
         mode = 0o666 if self._old is None else self._old.st_mode & 0o666  # never wider than before
         try:
-            try:
-                return _make(self.part, flags, mode)
-            except FileNotFoundError:
-                _make_parents(directory)
-                return _make(self.part, flags, mode)
-        except OSError:  # an open with O_DIRECT may fail and still create the file
-            Path(self.part).unlink(missing_ok=True)
-            raise
+            return _make(self.part, mode)
+        except FileNotFoundError:
+            _make_parents(directory)
+            return _make(self.part, mode)
 
     @property
     def directories(self) -> list[str]:
@@ -248,13 +244,13 @@ class ProbeFile(NewFile):
     others it is an ordinary NewFile.
     """
 
-    def _open(self, directory: str, flags: int) -> int:
+    def _open(self, directory: str) -> int:
         try:
-            fd = os.open(directory, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC | flags, 0o600)
+            fd = os.open(directory, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
         except OSError as error:
             if error.errno not in _NO_TMPFILE:
                 raise
-            return super()._open(directory, flags)
+            return super()._open(directory)
         self.part = ""
         return fd
 
@@ -283,10 +279,10 @@ def write_bytes(path: Path, data: bytes) -> None:
     sync_directory(path.parent)
 
 
-def open_source(path: str | Path, flags: int, size_bytes: int) -> int:
+def open_source(path: str | Path, size_bytes: int) -> int:
     """Open a file for reading. Raises DataMismatchError unless it has exactly `size_bytes`."""
     try:
-        fd = open_regular(path, os.O_RDONLY | flags)
+        fd = open_regular(path)
     except OSError as error:
         raise TransferError.wrap(error, "opening", path) from error
     found = os.fstat(fd).st_size

@@ -29,10 +29,7 @@ _SYNCS = 8  # concurrent fsyncs; measured in docs/decisions/0020
 
 
 class PosixWriter(Writer):
-    """A writer of files. Subclasses set `_flags` and implement how the bytes of an image move."""
-
-    _flags = 0
-    """Additional flags for open(2)."""
+    """A writer of files. Subclasses implement how the bytes of an image move."""
 
     @abstractmethod
     def _send(self, file: NewFile, image: FileImage, meter: Meter) -> None:
@@ -133,7 +130,7 @@ class PosixWriter(Writer):
         path = os.path.join(target, image.path)
         with transfer_errors("reading", path):
             with meter.phase("open"):
-                fd = self._open_source(path, image.size_bytes)
+                fd = open_source(path, image.size_bytes)
             try:
                 if wanted:
                     with self._reachable(image, meter) as reachable:
@@ -166,10 +163,7 @@ class PosixWriter(Writer):
         return staged(image, meter) if image.on_device else contextlib.nullcontext(image)
 
     def _create(self, path: str | Path, meter: Meter, kind: type[NewFile] = NewFile) -> NewFile:
-        return kind(path, self._flags, meter)
-
-    def _open_source(self, path: str, size_bytes: int) -> int:
-        return open_source(path, self._flags, size_bytes)
+        return kind(path, meter)
 
 
 def _abandon(files: Iterable[NewFile]) -> None:

@@ -108,7 +108,7 @@ def test_a_publish_holds_what_it_replaces(ext4: Path, monkeypatch: pytest.Monkey
         replace(one, other)
 
     monkeypatch.setattr(os, "replace", watched)
-    with NewFile(old, 0, Meter()) as new:
+    with NewFile(old, Meter()) as new:
         os.write(new.fd, b"new")
         new.publish(sync_names=True)
     assert held == [1]
@@ -151,32 +151,6 @@ def test_held_files_leave_enough_free_space(new_filesystem: MakeFilesystem) -> N
         filler.unlink()
         with deferred_free.freed_later(files[2]):
             assert [_open_here(file) for file in files] == [1, 0, 1]
-
-
-def test_files_being_closed_count_too(
-    new_filesystem: MakeFilesystem, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    close, closing, go_on = os.close, threading.Event(), threading.Event()
-
-    def stopped(fd: int) -> None:
-        if threading.current_thread().name == "iobench-deferred-free":
-            closing.set()
-            assert go_on.wait(60)
-        close(fd)
-
-    monkeypatch.setattr(os, "close", stopped)
-    disk = new_filesystem("ext4")
-    files = [_make(disk / str(n)) for n in range(2)]
-    filler = _make(disk / "filler", _free_bytes(disk) - 3 * _LARGE)
-    with deferred_free.freed_later(files[0]):
-        pass
-    assert closing.wait(60)
-    try:
-        with deferred_free.freed_later(files[1]):
-            assert _open_here(files[1]) == 0
-    finally:
-        go_on.set()
-    filler.unlink()
 
 
 def test_a_forked_child_holds_nothing(ext4: Path) -> None:

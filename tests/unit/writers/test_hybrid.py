@@ -229,7 +229,7 @@ def test_what_is_cached_when_the_read_begins(tmp_path: Path) -> None:
 
 
 def test_aligned_memory_is_not_staged(tmp_path: Path) -> None:
-    """Aligned memory is moved without a copy, and the decision says so."""
+    """Aligned memory is moved without a copy."""
     _require_direct(tmp_path)
     room = np.empty(3 * _BLOCK + _PAGE, dtype=np.uint8)
     begin = -room.ctypes.data % _PAGE

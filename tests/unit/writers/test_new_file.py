@@ -22,17 +22,15 @@ from iobench.writers.image import FileImage
 from iobench.writers.local import new_file
 from iobench.writers.local.new_file import (
     NewFile,
-    check_replaceable,
     copy_metadata,
     copy_owner,
-    existing_file,
     write_text,
 )
 from iobench.writers.transfer import Meter
 
 
 def _new(path: Path, data: bytes = b"new") -> NewFile:
-    file = NewFile(path, 0, Meter())
+    file = NewFile(path, Meter())
     os.pwrite(file.fd, data, 0)
     return file
 
@@ -113,7 +111,7 @@ def test_directories_made_for_another_file_are_synced(
 def test_a_path_with_extra_slashes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Different spellings of a path name the same directories."""
     synced = _synced(monkeypatch)
-    NewFile(f"/{tmp_path}//a//b//first", 0, Meter()).publish(sync_names=True)
+    NewFile(f"/{tmp_path}//a//b//first", Meter()).publish(sync_names=True)
     del synced[:]
     _new(tmp_path / "a" / "b" / "second").publish(sync_names=True)
     assert synced == [str(tmp_path / "a" / "b")]
@@ -165,7 +163,7 @@ def test_only_a_regular_file_is_replaced(
     before = (tmp_path / "file").stat()
     (tmp_path / "link").symlink_to("file")
     with Footprint.unchanged(), pytest.raises(TargetError, match=r"file: is a (directory|pipe)"):
-        NewFile(tmp_path / ("link" if through_link else "file"), 0, Meter())
+        NewFile(tmp_path / ("link" if through_link else "file"), Meter())
     assert (tmp_path / "file").stat() == before
     assert _names(tmp_path) == ["file", "link"]
 
@@ -184,7 +182,7 @@ def test_permissions_are_copied(mode: int, tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(new_file, "copy_metadata", copy)
     before = os.umask(0)
     try:
-        file = NewFile(tmp_path / "file", 0, meter)
+        file = NewFile(tmp_path / "file", meter)
     finally:
         os.umask(before)
     with file:
@@ -225,7 +223,7 @@ def test_attributes_are_copied(mode: int, tmp_path: Path) -> None:
     except OSError as error:
         pytest.skip(f"no attributes here: {error}")
     before, meter = _attributes(old), Meter()
-    with NewFile(old, 0, meter) as file:
+    with NewFile(old, meter) as file:
         assert stat.S_IMODE(os.fstat(file.fd).st_mode) == mode | 0o600
         file.publish(sync_names=False)
     assert len(before) == 2
@@ -247,7 +245,7 @@ def test_permissions_that_cannot_be_kept(
     (tmp_path / "file").write_bytes(b"old")
     (tmp_path / "file").chmod(0o755)
     meter = Meter()
-    with NewFile(tmp_path / "file", 0, meter) as file:
+    with NewFile(tmp_path / "file", meter) as file:
         file.publish(sync_names=False)
     (fallback,) = meter.fallbacks
     assert fallback.wanted == "permissions 755"
@@ -266,7 +264,7 @@ def test_a_failure_to_keep_permissions_leaves_nothing(
     (tmp_path / "file").write_bytes(b"old")
     (tmp_path / "file").chmod(0o755)
     with Footprint.unchanged(), pytest.raises(OSError, match="I/O error"):
-        NewFile(tmp_path / "file", 0, Meter())
+        NewFile(tmp_path / "file", Meter())
     assert _names(tmp_path) == ["file"]
 
 
@@ -274,7 +272,7 @@ def test_a_file_where_a_directory_should_be(tmp_path: Path) -> None:
     """A path that leads through a file is refused, and the file stays."""
     (tmp_path / "file").write_bytes(b"x")
     with pytest.raises(OSError, match=r"exists|Not a directory"):
-        NewFile(tmp_path / "file" / "below", 0, Meter())
+        NewFile(tmp_path / "file" / "below", Meter())
     assert (tmp_path / "file").read_bytes() == b"x"
 
 
@@ -317,7 +315,7 @@ def test_a_size_that_is_not_set(
     monkeypatch.setattr(
         os, "ftruncate", lambda fd, size: heeds_after_sync and synced and real(fd, size)
     )
-    with NewFile(tmp_path / "file", 0, meter) as file:
+    with NewFile(tmp_path / "file", meter) as file:
         os.write(file.fd, bytes(4096))
         if heeds_after_sync:
             file.set_size(1000)
@@ -339,7 +337,7 @@ def test_a_file_system_without_fallocate(
 
     monkeypatch.setattr(linux, "fallocate", refuse)
     meter = Meter()
-    with NewFile(tmp_path / "file", 0, meter) as file:
+    with NewFile(tmp_path / "file", meter) as file:
         file.reserve(0, 100)
     (fallback,) = meter.fallbacks
     assert (fallback.wanted, fallback.used) == ("fallocate", "none")
@@ -374,24 +372,6 @@ def _as_other(path: Path) -> os.stat_result:
     return os.stat_result(found)
 
 
-def test_a_name_that_is_free(tmp_path: Path) -> None:
-    """No file exists there, and it may be created."""
-    path, found = existing_file(tmp_path / "file")
-    assert (path, found) == (str(tmp_path / "file"), None)
-    check_replaceable(path, found)
-
-
-def test_the_metadata_behind_a_link(tmp_path: Path) -> None:
-    """The file behind the link counts; a broken link is a free name."""
-    (tmp_path / "file").write_bytes(b"old")
-    (tmp_path / "link").symlink_to("file")
-    (tmp_path / "dangling").symlink_to("later")
-    path, found = existing_file(tmp_path / "link")
-    assert path == str(tmp_path / "file")
-    assert found == (tmp_path / "file").stat()
-    assert existing_file(tmp_path / "dangling") == (str(tmp_path / "later"), None)
-
-
 def test_a_link_that_the_kernel_does_not_follow(
     tmp_path: Path, sticky: Path, as_nobody: Callable[[Callable[[], None]], None]
 ) -> None:
@@ -414,7 +394,7 @@ def test_a_link_that_the_kernel_does_not_follow(
             with pytest.raises(OSError, match=words):
                 (sticky / name).open("r+b")
             with pytest.raises(OSError, match=words):
-                NewFile(sticky / name, 0, Meter())
+                NewFile(sticky / name, Meter())
         for writer in writers:
             with pytest.raises(TransferError, match=denied):
                 writer.open(sticky / "link")

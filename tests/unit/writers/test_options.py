@@ -124,7 +124,7 @@ def test_describe_is_complete() -> None:
 
 _VALUES = {
     "aiofiles": options.AiofilesValues,
-    "buffered": options.CachedValues,
+    "buffered": options.DirectValues,
     "gds": options.DirectValues,
     "hybrid": options.HybridValues,
     "null": options.NullValues,

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from iobench import linux
-from iobench.formats import safetensors, torch_file
+from iobench.formats import safetensors
 from iobench.units import MIB
 from iobench.writers.blocks import workers
 from iobench.writers.blocks.pages import HUGE_PAGE, fresh_pages, in_huge_pages
@@ -117,14 +117,6 @@ def test_bytes_stay() -> None:
 
 
 @pytest.mark.usefixtures("lead")
-def test_many_tensors_smaller_than_a_huge_page() -> None:
-    parts = [np.full(HUGE_PAGE // 3, number, np.uint8) for number in range(60)]
-    with ahead(*parts):
-        pass
-    assert all((part == number).all() for number, part in enumerate(parts))
-
-
-@pytest.mark.usefixtures("lead")
 def test_a_read_that_fails_ends_it() -> None:
     memory = fresh_pages(512 * MIB, huge=False)
     with pytest.raises(RuntimeError, match="the read"), ahead(memory):
@@ -168,24 +160,6 @@ def test_no_thread_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
     assert memory.all()
     with pytest.raises(ValueError, match="the read"), ahead(memory):
         raise ValueError("the read")
-
-
-@pytest.mark.usefixtures("lead")
-@pytest.mark.parametrize("name", ["buffered", "odirect", "uring", "hybrid", "aiofiles"])
-@pytest.mark.parametrize("form", [safetensors, torch_file])
-def test_loads_are_right(name: str, form: object, tmp_path: Path) -> None:
-    """With every writer, for tensors longer and shorter than a huge page."""
-    writer = make(name)
-    answer = writer.available(tmp_path)
-    if not answer.ok:
-        pytest.skip(f"{answer.reason} {answer.remedy}")
-    state = {
-        str(n): torch.randint(0, 255, (size,), dtype=torch.uint8)
-        for n, size in enumerate([5 * HUGE_PAGE + 3, 17, HUGE_PAGE - 64, 0, 9 * HUGE_PAGE, 4096])
-    }
-    form.save(state, "file", tmp_path, writer)
-    found, _ = form.load("file", tmp_path, writer)
-    assert all(torch.equal(found[key], tensor) for key, tensor in state.items())
 
 
 @pytest.mark.usefixtures("lead")

@@ -35,17 +35,6 @@ def _limit(rate: float | None, busy: list[bool], monkeypatch: pytest.MonkeyPatch
     return limit
 
 
-def test_rate(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A block begins when it and those before it would be through at the rate."""
-    limit = _limit(1000, [], monkeypatch)
-    began = []
-    limit.begin()
-    for size in (500, 2000, 100, 100):
-        limit.wait(size)
-        began.append(limit._clock() - 100.0)
-    assert began == pytest.approx([0.5, 2.5, 2.6, 2.7])
-
-
 def test_time_of_the_transfer_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks as slow as the rate need not wait; time without a copy gives nothing."""
     limit = _limit(1000, [], monkeypatch)

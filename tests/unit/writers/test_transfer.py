@@ -193,26 +193,6 @@ def test_percentiles_are_those_of_numpy(values: list[int], percent: float) -> No
     assert counted(values).percentile_s(100) * 1e9 == pytest.approx(max(values), abs=1e-3)
 
 
-def test_a_heavy_tail_at_every_percentile() -> None:
-    """100,000 latencies of a device: every percentile that reports show."""
-    random = np.random.default_rng(1)
-    values = np.rint(random.lognormal(13, 1.5, 100_000)).astype(int)
-    latency = counted(values.tolist())
-    figures = LatencyFigures.of(latency)
-    for found, percent in (
-        (figures.p50_s, 50),
-        (figures.p95_s, 95),
-        (figures.p99_s, 99),
-        (figures.p99_9_s, 99.9),
-        (figures.max_s, 100),
-    ):
-        assert found is not None
-        exact = np.percentile(values, percent, method="inverted_cdf")
-        assert found * 1e9 == pytest.approx(exact, rel=_HALF_A_BIN)
-    assert figures.operations == latency.count == 100_000
-    assert len(latency.bins) < 1000
-
-
 @given(st.lists(nanoseconds, min_size=1, max_size=5))
 def test_a_sum_is_the_histogram_of_all(parts: list[list[int]]) -> None:
     """Pooling loses nothing: workers, processes and samples are added bin by bin."""

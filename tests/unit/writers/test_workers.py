@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import _thread
 import mmap
 import threading
 import weakref
@@ -264,20 +263,6 @@ def test_blocks_are_aligned_and_do_not_overlap(size: int) -> None:
         block[[0, -1]] = number % 256
     for number, block in enumerate(blocks):
         assert block[0] == block[-1] == number % 256
-
-
-def test_an_interrupt_of_a_caller_that_waits() -> None:
-    """Ctrl-C in the caller cancels the blocks and is raised when every worker has ended."""
-    ended: list[int] = []
-    begun = threading.Barrier(2, action=_thread.interrupt_main)
-
-    def work(blocks: Blocks, meter: Meter) -> None:
-        begun.wait()
-        ended.append(sum(1 for _ in blocks))
-
-    with pytest.raises(KeyboardInterrupt):
-        run_workers(2, Blocks([(0, 1 << 40)], 1), work, Meter(), caller_waits=True)
-    assert len(ended) == 2
 
 
 def test_a_handler_that_ends_the_process_does_not_cut_the_wait_short(
