@@ -17,8 +17,14 @@ from iobench.errors import (
 )
 from iobench.integrations.dcp_files import DcpFiles
 from iobench.writers.s3 import S3Writer
-from iobench.writers.s3_store.client import THROTTLED, RetryPolicy, S3Client, S3Options, Trouble
-from iobench.writers.s3_store.errors import CorruptedError, explain, judge, without_login
+from iobench.writers.s3_store.client import THROTTLED, RetryPolicy, S3Client, S3Options
+from iobench.writers.s3_store.errors import (
+    CorruptedError,
+    Trouble,
+    explain,
+    judge,
+    without_login,
+)
 from iobench.writers.transfer import Meter
 
 
