@@ -284,8 +284,7 @@ class FileWriter(PosixWriter):
             opened.write,
             meter,
             ring=ring,
-            rest=None if ring and how.only else write_rest,
-            alignment=opened.unit,
+            rest=write_rest,
             reserve=ReserveAhead(file) if self._reserves and not size else None,
             close=opened.close,
         )

@@ -220,7 +220,6 @@ class PartSink(Sink):
         self._upload, self._meter, self._parts = upload, meter, parts
         self._pid, self._number = os.getpid(), 1
         self.block_size = parts.size(1)
-        self._sent_bytes = 0  # of the last part
         self._small: list[Bytes] = []
         self._meters: list[Meter] = []
         self._spare: list[Bytes] = []
@@ -251,7 +250,7 @@ class PartSink(Sink):
         with self._meter.phase("upload"):
             self._channel.submit(Lease(_Part(number=self._number, block=block)))
         self._number += 1
-        self._sent_bytes, self.block_size = 0, self._parts.size(self._number)
+        self.block_size = self._parts.size(self._number)
 
     def drain(self, block: Bytes, filled: int, offset: int, *, last: bool) -> None:  # noqa: ARG002
         with self._meter.phase("upload"):
@@ -259,10 +258,9 @@ class PartSink(Sink):
         view = block[:filled]
         if last and not self._upload.begun:
             self._small = [view]  # one PutObject publishes it
-        elif filled and filled != self._sent_bytes:
+        elif filled:
             self._begin()
             self._upload.send(self._number, [view], self._meter)
-            self._sent_bytes = filled
 
     def release(self, block: Bytes, *, failed: bool) -> None:  # noqa: ARG002
         """End the threads and add their counts to the meter of the stream.

@@ -72,7 +72,7 @@ class Sink(ABC):
         """Write the first `filled` bytes of `block` at `offset`, and wait until all is written.
 
         They may be written again, with more bytes behind them. `last` says that nothing follows.
-        Raises the first failure; `block` is lost then.
+        Raises the first failure.
         """
 
     @abstractmethod
@@ -188,7 +188,7 @@ class BlockStream(io.RawIOBase):
         if self.closed or self._done:
             return
         self._check_usable()
-        if not self._in_trouble():
+        if not self._flushed and not self._in_trouble():
             self._store(last=False)
 
     def close(self) -> None:
@@ -341,10 +341,8 @@ class BlockStream(io.RawIOBase):
             try:
                 if self._sink.in_place:
                     self._put(self._block[: self._filled])
-                # After a failure the kernel may still use the block, which is lost then.
-                block, self._block = self._block, self._block[:0]
-                self._sink.drain(block, 0 if later else self._filled, self._offset, last=last)
-                self._block = block
+                filled = 0 if later else self._filled
+                self._sink.drain(self._block, filled, self._offset, last=last)
                 self._file.set_size(self.tell())
                 if self._durable:
                     self._file.sync()

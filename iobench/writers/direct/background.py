@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import TypeAlias
 
 from iobench.errors import TransferError
 from iobench.units import GIB
@@ -14,7 +14,6 @@ from iobench.writers.blocks.workers import BlockPool
 from iobench.writers.direct.engine import DirectEngine
 from iobench.writers.direct.in_flight import OnComplete
 from iobench.writers.image import Bytes, Extent
-from iobench.writers.local.direct_file import round_up
 from iobench.writers.local.new_file import NewFile
 from iobench.writers.stream import Sink
 from iobench.writers.transfer import Meter
@@ -26,13 +25,6 @@ _RESERVE_ROOM = 4 * _RESERVE_STEP  # with less free space, nothing is reserved a
 def most_blocks(depth: int) -> int:
     """Return the blocks of one stream: `depth` in flight, one that waits, one that is filled."""
     return depth + 2
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Block:
-    data: Bytes
-    offset: int
-    of_pool: bool = True  # otherwise the caller owns it
 
 
 class ReserveAhead:
@@ -63,6 +55,10 @@ class ReserveAhead:
         self._reserved_to += _RESERVE_STEP
 
 
+_Lease: TypeAlias = "Lease[tuple[Bytes, int]]"
+"""On a block and its offset."""
+
+
 class BackgroundSink(Sink):
     """Writes blocks of `pool` in threads; each makes its own engine and writes by it.
 
@@ -82,27 +78,26 @@ class BackgroundSink(Sink):
         meter: Meter,
         *,
         ring: bool,
-        rest: Callable[[Bytes, int], None] | None = None,
-        alignment: int = 1,
+        rest: Callable[[Bytes, int], None],
         reserve: ReserveAhead | None = None,
         close: Callable[[], None] = lambda: None,
     ) -> None:
         """With `ring`, the engine is used only in a thread without signal handlers.
 
-        `rest` writes what fills no block in the calling thread; by default a worker writes it.
-        Padding to `alignment` follows it. `close` is called once no thread uses the file any more.
+        `rest` writes what fills no block, in the calling thread. `close` is called once no thread
+        uses the file any more.
         """
         self._pool, self.block_size = pool, pool.block_size
         self._engine, self._write, self._meter = engine, write, meter
-        self._rest, self._alignment, self._reserve = rest, alignment, reserve
+        self._rest, self._reserve = rest, reserve
         self._close = close
         self._meters: list[Meter] = []
-        self._channel: Channel[_Block] = Channel(
+        self._channel: Channel[tuple[Bytes, int]] = Channel(
             self._work,
             name="iobench-background",
             workers=1 if ring else depth,
             limit=depth if ring else depth + 1,
-            release=self._give,
+            release=lambda block: pool.give(block[0]),
         )
 
     def block(self) -> Bytes:
@@ -112,21 +107,13 @@ class BackgroundSink(Sink):
         if self._reserve is not None:
             self._reserve.to(offset + len(block))
         with self._meter.phase("write"):
-            self._channel.submit(Lease(_Block(data=block, offset=offset)))
+            self._channel.submit(Lease((block, offset)))
 
     def drain(self, block: Bytes, filled: int, offset: int, *, last: bool) -> None:  # noqa: ARG002
         with self._meter.phase("write"):
             self._channel.drain()
-        if not filled:
-            return
-        # O_DIRECT needs whole units of the alignment; `set_size` cuts off the padding.
-        data = block[: round_up(filled, self._alignment)]
-        if self._rest is not None:
-            self._rest(data, offset)
-            return
-        with self._meter.phase("write"):
-            self._channel.submit(Lease(_Block(data=data, offset=offset, of_pool=False)))
-            self._channel.drain()
+        if filled:
+            self._rest(block[:filled], offset)
 
     def release(self, block: Bytes, *, failed: bool) -> None:
         """End the threads and add their counts to the meter of the stream.
@@ -148,7 +135,7 @@ class BackgroundSink(Sink):
         self._channel.afterwards(call)
 
     def _work(self) -> None:
-        meter, returned = Meter(), list[Lease[_Block]]()
+        meter, returned = Meter(), list[_Lease]()
         self._meters.append(meter)
         engine = self._engine(meter)
         try:
@@ -169,9 +156,7 @@ class BackgroundSink(Sink):
         # A ring that failed completes no other block: the kernel may still use their memory.
         self._channel.end_all(LeaseState.LOST)
 
-    def _start(
-        self, engine: DirectEngine, lease: Lease[_Block], returned: list[Lease[_Block]]
-    ) -> None:
+    def _start(self, engine: DirectEngine, lease: _Lease, returned: list[_Lease]) -> None:
         """Start the write of a block; if it fails, the block is in `returned` once it is unused."""
 
         def on_complete(whole: bool) -> None:
@@ -180,8 +165,4 @@ class BackgroundSink(Sink):
             else:
                 returned.append(lease)
 
-        self._write(Extent.of(lease.item.data, lease.item.offset), engine, on_complete)
-
-    def _give(self, block: _Block) -> None:
-        if block.of_pool:
-            self._pool.give(block.data)
+        self._write(Extent.of(*lease.item), engine, on_complete)

@@ -72,7 +72,10 @@ def _background(
     def write(part: Extent, engine: DirectEngine, done: OnComplete) -> None:
         engine.write(file, part, done)
 
-    return BackgroundSink(pool, depth, engine, write, meter or Meter(), ring=ring)
+    def rest(data: Bytes, offset: int) -> None:
+        os.pwrite(fd, data, offset)
+
+    return BackgroundSink(pool, depth, engine, write, meter or Meter(), ring=ring, rest=rest)
 
 
 def _by_threads(
@@ -227,9 +230,10 @@ def test_every_block_is_written_by_a_ring(fd: int, pool: BlockPool) -> None:
         _submit(writer, pool, range(20))
         _drain(writer)
         assert os.fstat(fd).st_size == 20 * _BLOCK
-        writer.drain(kept, _BLOCK, 20 * _BLOCK, last=True)
+        writer.drain(kept, 100, 20 * _BLOCK, last=True)
+        assert os.fstat(fd).st_size == 20 * _BLOCK + 100
         _release(writer)
-    assert meter.paths == {"fake": PathCount(operations=21, bytes=21 * _BLOCK)}
+    assert meter.paths == {"fake": PathCount(operations=20, bytes=20 * _BLOCK)}
     assert all(block is not kept for block in pool._free)
 
 
@@ -290,6 +294,10 @@ def test_ctrl_c_while_the_rings_thread_ends(
     _drain(writer)  # all permits came back
 
 
+def _no_rest(data: Bytes, offset: int) -> None:
+    raise AssertionError
+
+
 def test_release_in_one_of_its_threads(fd: int, pool: BlockPool) -> None:
     """There the collector drops the stream: nothing is added up while the threads still count."""
     file, meter, released = _file(fd), Meter(), threading.Event()
@@ -303,7 +311,7 @@ def test_release_in_one_of_its_threads(fd: int, pool: BlockPool) -> None:
     def engine(meter: Meter) -> DirectEngine:
         return BlockingEngine(pool, meter, path="direct")
 
-    writer = BackgroundSink(pool, 1, engine, write, meter, ring=False)
+    writer = BackgroundSink(pool, 1, engine, write, meter, ring=False, rest=_no_rest)
     _submit(writer, pool, range(1))
     assert released.wait(10)
     assert meter.paths == {}

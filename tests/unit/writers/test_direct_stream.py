@@ -141,26 +141,6 @@ def test_an_interrupted_hand_over_shares_no_block(
     assert len(set(addresses)) == len(addresses)
 
 
-def test_a_tail_that_fails_stays_out_of_the_pool(
-    writer: ODirectWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """After the failure of a ring the kernel may still use its block."""
-    stream = writer.open(tmp_path / "file")
-    used: list[int] = []
-
-    def fails(_: int, data, *__: object) -> int:
-        used.append(data.ctypes.data)
-        raise OSError(errno.EBADF, "Bad file descriptor")
-
-    monkeypatch.setattr(engine, "pwrite_direct", fails)
-    stream.write(content(100))
-    with pytest.raises(TransferError, match="Bad file descriptor"):
-        stream.flush()
-    stream.abort()
-    assert used
-    assert not set(used) & {block.ctypes.data for block in writer._pool._free}
-
-
 def test_repeated_ctrl_c_writes_to_no_other_file(
     writer: ODirectWriter,
     tmp_path: Path,

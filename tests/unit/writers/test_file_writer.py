@@ -54,6 +54,7 @@ def _counts(moved: Transfer | None) -> tuple[dict[str, tuple[int, int]], dict[st
 
 
 _PADDED = -1  # 10 blocks and one sector
+_SECTOR = -2
 _TAIL = {"buffered": (1, 123)}
 _CHOSEN = {"direct: large": 10, "buffered: small": 1}
 _GOLDEN: dict[str, list[tuple[dict[str, tuple[int, int]], dict[str, int]]]] = {
@@ -67,7 +68,7 @@ _GOLDEN: dict[str, list[tuple[dict[str, tuple[int, int]], dict[str, int]]]] = {
     "uring": [
         ({"io_uring direct": (11, _PADDED)}, {}),
         ({"io_uring direct": (11, _PADDED)}, {}),
-        ({"io_uring direct": (11, _PADDED)}, {}),
+        ({"io_uring direct": (10, 10 * _BLOCK), "direct": (1, _SECTOR)}, {}),
     ],
     "hybrid": [({"io_uring direct": (10, 10 * _BLOCK), **_TAIL}, _CHOSEN)] * 3,
     "hybrid threads": [({"direct": (10, 10 * _BLOCK), **_TAIL}, _CHOSEN)] * 3,
@@ -94,11 +95,10 @@ def test_what_a_transfer_counts(name: str, tmp_path: Path) -> None:
         return
     with (tmp_path / "file").open("rb") as file:
         alignment = linux.dio_alignment(file.fileno())
-    padded = 10 * _BLOCK + (alignment.offset if alignment else linux.PAGE)
+    sector = alignment.offset if alignment else linux.PAGE
+    sizes = {_PADDED: 10 * _BLOCK + sector, _SECTOR: sector}
     for found, (paths, decisions) in zip((*moved, stream.transfer), _GOLDEN[name], strict=True):
-        wanted = {
-            path: (calls, padded if size < 0 else size) for path, (calls, size) in paths.items()
-        }
+        wanted = {path: (calls, sizes.get(size, size)) for path, (calls, size) in paths.items()}
         assert _counts(found) == (wanted, decisions)
 
 
