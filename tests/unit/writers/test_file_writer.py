@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from iobench import linux
-from iobench.errors import TransferError
+from iobench.errors import DataMismatchError, TransferError
 from iobench.testing import Footprint, content
 from iobench.units import KIB
 from iobench.writers.base import Writer
@@ -178,6 +178,23 @@ def test_an_error_names_its_file(
             writer.write_many(_images(), tmp_path)
     assert (caught.value.errno, caught.value.filename) == (errno.EIO, str(tmp_path / failing))
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", _OPTIONS)
+def test_a_file_that_shrinks_while_it_is_read(name: str, tmp_path: Path) -> None:
+    """The error names it."""
+    writer, size = _writer(name, tmp_path), 40 * _BLOCK
+
+    class Cut(FileImage):
+        def filled(self, start: int, stop: int) -> None:
+            if start == 0:
+                os.truncate(tmp_path / "file", 30 * _BLOCK + 100)
+
+    writer.write(FileImage.of("file", [content(size)]), tmp_path)
+    with (tmp_path / "file").open("rb") as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    with pytest.raises(DataMismatchError, match=f"{tmp_path}/file: the file ended at"):
+        writer.read(Cut.of("file", [np.zeros(size, dtype=np.uint8)]), tmp_path)
 
 
 def test_the_frames_of_a_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
