@@ -101,13 +101,7 @@ class S3Writer(Writer):
             with staged(image, meter) as within:
                 self._receive(download, within, start, stop, meter)
         if verify and stop > start:
-            download.verify()
-            if not download.verifiable:
-                meter.fell_back(
-                    "the object's checksum compared on restore",
-                    "its size and ETag",
-                    "the server returns no checksum of the whole object",
-                )
+            download.verify(meter)
         return meter.transfer(self.name, "read", stop - start, durable=True)
 
     def open(self, target: str | Path, size: int | None = None) -> BlockStream:

@@ -48,11 +48,6 @@ class S3Download:
         self._expected = known[1] if known else ""
         self._ranges: dict[int, tuple[int, int]] = {}  # begin: (checksum, bytes)
 
-    @property
-    def verifiable(self) -> bool:
-        """Whether the server returned a checksum of the whole object."""
-        return self._checksum is not None
-
     def fill(self, views: Sequence[Bytes], begin: int, end: int, meter: Meter) -> None:
         """Fill `views` with the bytes [begin, end). A retry continues where a connection broke."""
         state = _Filling(views, self._checksum)
@@ -76,12 +71,17 @@ class S3Download:
         meter.count(RANGED_GET, end - begin)
         self._ranges[begin] = (state.value, end - begin)
 
-    def verify(self) -> None:
-        """Compare the checksum of all ranges with the object's.
+    def verify(self, meter: Meter) -> None:
+        """Compare the checksum of all ranges with the object's. Without one, record a fallback.
 
         Raises DataMismatchError if they differ.
         """
         if self._checksum is None:
+            meter.fell_back(
+                "the object's checksum compared on restore",
+                "its size and ETag",
+                "the server returns no checksum of the whole object",
+            )
             return
         found = self._checksum.combined(self._ranges[begin] for begin in sorted(self._ranges))
         if self._checksum.text(found) != self._expected:

@@ -156,25 +156,7 @@ def test_an_invalid_file(tmp_path: Path, text: str, kind: type, words: str) -> N
 
 
 _GOOD = dump_writer(BufferedWriter(), TUNED)
-_PIECES = st.sampled_from(
-    [
-        "=",
-        "\n",
-        "[",
-        "]",
-        "'",
-        '"',
-        "1",
-        "-",
-        "nan",
-        "1e400",
-        "2000-01-32",
-        "{",
-        ",",
-        "[[x]]",
-        "true",
-    ]
-)
+_PIECES = st.sampled_from([*"=\n[]'\"1-{,", "nan", "1e400", "2000-01-32", "[[x]]", "true"])
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
