@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from iobench.units import KIB, MIB
+from iobench.units import KIB
 
 THREAD = "iobench-time-limit"
 """Name of the thread that waits for the end of the limit."""
@@ -142,7 +142,6 @@ def _guarded(connection: Any, limit: TimeLimit, window_s: float) -> Any:
     class GuardedConnection(connection):  # type: ignore[misc]  # known at run time only
         sock: Any
         timeout: Any
-        blocksize: int
         _answer_s = window_s
 
         def connect(self) -> None:
@@ -161,7 +160,6 @@ def _guarded(connection: Any, limit: TimeLimit, window_s: float) -> Any:
             self._answer_s = max(window_s, _COMPLETION_S) if completes else window_s
             if self.sock is not None:  # the connection is reused
                 self.sock.answer_s = self._answer_s
-            self.blocksize = MIB  # of a body in one call: 16 KiB by default, which costs more calls
             return super().request(method, url, *rest, **named)
 
     return GuardedConnection

@@ -106,10 +106,32 @@ def test_a_body_can_be_read_from_anywhere(lengths: list[int], offset: int) -> No
     body, data = _body(lengths)
     assert len(body) == len(data)
     assert _rest(body) == data
-    assert body.seek(offset) == offset == body.tell()
+    assert body.seek(offset) == min(offset, len(data)) == body.tell()
     assert _rest(body) == data[offset:]
     assert body.seek(0, io.SEEK_END) == len(data)
     assert body.read() == b""
+
+
+@given(st.lists(st.integers(1, 2 * MIB), min_size=1, max_size=4), st.integers(1, 3 * MIB))
+def test_a_body_can_be_signed(lengths: list[int], room: int) -> None:
+    """readinto returns the same bytes, for any size of the reads."""
+    body, data = _body(lengths)
+    found = bytearray()
+    block = bytearray(max(room, len(data) // 20))
+    while count := body.readinto(block):
+        found += block[:count]
+    assert found == data
+
+
+def test_a_body_is_no_copy() -> None:
+    """The socket gets the memory itself."""
+    memory = np.zeros(3 * MIB, dtype=np.uint8)
+    body = PartBody([memory])
+    piece = body.read()
+    memory[0] = 7
+    assert isinstance(piece, memoryview)
+    assert piece[0] == 7
+    assert len(piece) == MIB
 
 
 @pytest.mark.parametrize(
