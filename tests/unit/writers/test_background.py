@@ -11,6 +11,7 @@ from typing import cast
 
 import numpy as np
 import pytest
+from support.counted_pool import CountedPool
 
 from iobench.linux import DioAlignment
 from iobench.testing import Footprint, content
@@ -33,25 +34,9 @@ _Impatience = Callable[[threading.Event], AbstractContextManager[None]]
 _BLOCK = 4096
 
 
-class _Pool(BlockPool):
-    """Blocks of one page, counted while they are out."""
-
-    out = most = 0
-
-    def take(self) -> Bytes:
-        block = super().take()
-        self.out += 1
-        self.most = max(self.most, self.out)
-        return block
-
-    def give(self, block: Bytes) -> None:
-        self.out -= 1
-        super().give(block)
-
-
 @pytest.fixture
-def pool() -> _Pool:
-    return _Pool(_BLOCK)
+def pool() -> CountedPool:
+    return CountedPool(_BLOCK)
 
 
 def _file(fd: int) -> DirectFile:
@@ -105,17 +90,17 @@ def _submit(writer: BackgroundSink, pool: BlockPool, numbers: range) -> None:
         writer.put(block, number * _BLOCK)
 
 
-def test_blocks_are_bounded(fd: int, pool: _Pool) -> None:
+def test_blocks_are_bounded(fd: int, pool: CountedPool) -> None:
     """At most threads + 1 blocks are in flight, and all return to the pool."""
     writer = _by_threads(fd, pool, 2)
     _submit(writer, pool, range(50))
     _release(writer)
     assert 1 <= pool.most <= 4
-    assert pool.out == 0
+    assert not pool.out
 
 
 def test_after_a_failure_nothing_is_written(
-    fd: int, pool: _Pool, monkeypatch: pytest.MonkeyPatch
+    fd: int, pool: CountedPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Blocks that are queued after a failed one return to the pool unwritten."""
     written: list[int] = []
@@ -134,12 +119,12 @@ def test_after_a_failure_nothing_is_written(
         _drain(writer)
     _release(writer)
     assert written == [0]
-    assert (pool.most, pool.out) == (2, 0)
+    assert (pool.most, len(pool.out)) == (2, 0)
 
 
 def test_ctrl_c_while_the_threads_end(
     fd: int,
-    pool: _Pool,
+    pool: CountedPool,
     monkeypatch: pytest.MonkeyPatch,
     impatience: _Impatience,
 ) -> None:
@@ -161,7 +146,7 @@ def test_ctrl_c_while_the_threads_end(
         with impatience(go_on):
             _release(writer, failed=True)
     assert written == [0]
-    assert pool.out == 0
+    assert not pool.out
 
 
 @pytest.mark.parametrize("starts", [True, False])

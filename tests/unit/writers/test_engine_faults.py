@@ -7,19 +7,19 @@ import ctypes
 import errno
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
+from support.counted_pool import CountedPool
 from support.every_bytecode import raised_within
 
 from iobench import linux
 from iobench.errors import DataMismatchError
 from iobench.testing import content
 from iobench.writers.blocks.pages import fresh_pages
-from iobench.writers.blocks.workers import BlockPool
 from iobench.writers.direct import in_flight
 from iobench.writers.direct.engine import BlockingEngine, DirectEngine, RingEngine
 from iobench.writers.direct.file import DontCache, FileSetting, PathFile, PathSupport
@@ -63,25 +63,6 @@ _OF_THE_RING = {
     "submission": _Fault("submission", error=OSError, number=errno.EEXIST),
     "no memory": _Fault("submission", error=MemoryError),
 }
-
-
-class _Pool(BlockPool):
-    """Fails if a block is given back twice, or while the kernel uses it."""
-
-    def __init__(self, block_size: int) -> None:
-        super().__init__(block_size)
-        self.out: set[int] = set()
-        self.in_kernel: Callable[[], set[int]] = set
-
-    def take(self) -> Bytes:
-        block = super().take()
-        self.out.add(block.ctypes.data)
-        return block
-
-    def give(self, block: Bytes) -> None:
-        assert block.ctypes.data not in self.in_kernel(), "given back while the kernel uses it"
-        self.out.remove(block.ctypes.data)
-        super().give(block)
 
 
 class _Ring:
@@ -237,7 +218,7 @@ def test_a_ring(tmp_path: Path, lost: list[Bytes], fault: str, hybrid: bool, wri
     for nth, staged, ready in _cases():
         lost.clear()
         run = _Run(tmp_path / "file", writes=writes, staged=staged, hybrid=hybrid)
-        pool, ring = _Pool(_PIECE), _Ring(how, nth, ready)
+        pool, ring = CountedPool(_PIECE), _Ring(how, nth, ready)
         pool.in_kernel = ring.lost
         engine = RingEngine(ring, 3, pool, run.meter, writes=writes, path="fake")
         error = raised_within(_DEADLOCK_S, lambda run=run, engine=engine: run.move(engine))
@@ -277,7 +258,7 @@ def test_system_calls(
     happened = False
     for nth, staged, _ in _cases():
         run = _Run(tmp_path / "file", writes=writes, staged=staged, hybrid=hybrid)
-        pool, calls = _Pool(_RANGE), iter(range(1000))
+        pool, calls = CountedPool(_RANGE), iter(range(1000))
 
         def limited(fd: int, data: object, offset: int, nth: int = nth, calls=calls) -> int:
             if next(calls) != nth:
@@ -292,7 +273,7 @@ def test_system_calls(
         error = raised_within(_DEADLOCK_S, lambda run=run, engine=engine: run.move(engine))
         monkeypatch.setattr(os, name, real)
         arrived = run.close()
-        assert pool.out == set()
+        assert not pool.out
         if error is None:
             assert np.array_equal(np.frombuffer(arrived, np.uint8), _DATA)
             assert run.completed == {number: [True] for number in range(_RANGES)}

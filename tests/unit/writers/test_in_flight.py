@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.counted_pool import CountedPool
 
 from iobench.linux import DioAlignment
 from iobench.testing import content
@@ -192,23 +193,6 @@ def test_what_is_counted() -> None:
 _PIECE = 4096
 
 
-class _Pool(BlockPool):
-    """Counts the blocks that are in use."""
-
-    def __init__(self) -> None:
-        super().__init__(_PIECE)
-        self.out = self.most_out = 0
-
-    def take(self) -> Bytes:
-        self.out += 1
-        self.most_out = max(self.most_out, self.out)
-        return super().take()
-
-    def give(self, block: Bytes) -> None:
-        self.out -= 1
-        super().give(block)
-
-
 def _memory(size: int, *, staged: bool) -> Bytes:
     """Memory that must be copied, or that is aligned."""
     room = fresh_pages(size + _ALIGNMENT, huge=False)
@@ -255,7 +239,7 @@ def test_every_byte_is_moved(
         memory[:] = data
     file = bytearray(total) if writes else bytearray(data.tobytes())
     ring = FakeRing(file, outcomes, None if ordered else seed, memory=_ALIGNMENT)
-    pool = _Pool()
+    pool = CountedPool(_PIECE)
     with _engine(ring, iodepth, pool, writes=writes) as engine:
         for start in range(0, total, size):
             ring.ready = rng.choice([0, 1, iodepth])
@@ -273,8 +257,8 @@ def test_every_byte_is_moved(
     assert bytes(ring.file[:total] if writes else memory) == data.tobytes()
     assert calls == Counter(dict.fromkeys(range(0, total, size), 1))
     assert ring.most <= iodepth
-    assert pool.most_out <= iodepth + max(1, iodepth // 4)
-    assert pool.out == 0
+    assert pool.most <= iodepth + max(1, iodepth // 4)
+    assert not pool.out
     turned_down = sum(one < 0 for one in outcomes) - sum(one < 0 for one in ring.outcomes)
     assert engine.meter.retries == turned_down
 
@@ -322,13 +306,13 @@ def test_blocks_are_filled_before_the_queue_has_room() -> None:
 
 def test_closed_without_drain() -> None:
     """Operations in flight are awaited; ranges that wait for room or a copy complete as failed."""
-    image, pool = FileImage.of("image", [_memory(5 * _PIECE, staged=True)]), _Pool()
+    image, pool = FileImage.of("image", [_memory(5 * _PIECE, staged=True)]), CountedPool(_PIECE)
     calls: list[bool] = []
     with _engine(_ring(bytearray(5 * _PIECE)), 4, pool, writes=False) as engine:
         for start in range(0, 5 * _PIECE, _PIECE):
             engine.read(_FILE, Extent(image, start, start + _PIECE, start), calls.append)
     assert calls == [False] * 5
-    assert pool.out == 0
+    assert not pool.out
     assert not np.any(image.views(0, 5 * _PIECE)[0])
 
 
@@ -341,7 +325,7 @@ def test_a_copy_that_fails() -> None:
                 raise OSError(errno.EFAULT, "Bad address")
             return super().scatter(start, stop, block)
 
-    image, pool = Broken.of("image", [_memory(3 * _PIECE, staged=True)]), _Pool()
+    image, pool = Broken.of("image", [_memory(3 * _PIECE, staged=True)]), CountedPool(_PIECE)
     calls: dict[int, bool] = {}
     with _engine(_ring(bytearray(3 * _PIECE)), 4, pool, writes=False) as engine:
         for start in range(0, 3 * _PIECE, _PIECE):
@@ -353,4 +337,4 @@ def test_a_copy_that_fails() -> None:
         with pytest.raises(OSError, match="Bad address"):
             engine.drain()
     assert calls == {0: True, _PIECE: False, 2 * _PIECE: True}
-    assert pool.out == 0
+    assert not pool.out
