@@ -27,7 +27,7 @@ from iobench.errors import IobenchError, UnavailableError
 from iobench.writers.blocks.pages import fresh_pages
 from iobench.writers.direct.engine import CompletionLatch, DirectEngine, ignore
 from iobench.writers.direct.in_flight import OnComplete
-from iobench.writers.direct.policy import Decision, IoPath, PathPolicy
+from iobench.writers.direct.policy import IoPath, PathPolicy
 from iobench.writers.image import Bytes, Extent
 from iobench.writers.local.direct_file import (
     REFUSED,
@@ -316,12 +316,12 @@ class PathFile:
             if self._only is not None:
                 self._cached.write(self._only, part, engine.meter)
                 return
-            # First, as it opens the file for direct I/O, whose alignment decides where to cut.
-            self._chosen(part.size_bytes, part.offset, engine.meter)
+            self._prepare(part, engine.meter)
             for one in self._cut(part):
                 aligned = not (one.offset | one.size_bytes) % self._alignment.offset
-                decision = self._chosen(one.size_bytes, one.offset, engine.meter, aligned=aligned)
-                if decision.path is IoPath.DIRECT:
+                path, reason = self._policy.choose(one.size_bytes, aligned=aligned)
+                engine.meter.decided(path, reason)
+                if path is IoPath.DIRECT:
                     assert self._direct is not None
                     # The kernel drops cached pages of the range where it can, not always (open(2),
                     # NOTES).
@@ -329,8 +329,7 @@ class PathFile:
                     latch.add()
                     engine.write(self._direct, one, latch.end)
                 else:
-                    self._cached.write(decision.path, one, engine.meter)
-                engine.meter.decided(decision.path, decision.reason)
+                    self._cached.write(path, one, engine.meter)
 
     def write_views(self, views: list[Bytes], offset: int, meter: Meter) -> None:
         """Write consecutive `views` at `offset` through the page cache; see `write`."""
@@ -364,43 +363,34 @@ class PathFile:
             if self._only is not None:
                 self._cached.read(self._only, part, engine.meter)
                 return
-            self._chosen(part.size_bytes, part.offset, engine.meter, in_cache=in_cache)
+            self._prepare(part, engine.meter, in_cache=in_cache)
             aligned = not part.offset % self._alignment.offset  # a block has the rounded-up length
-            decision = self._chosen(
-                part.size_bytes, part.offset, engine.meter, aligned=aligned, in_cache=in_cache
-            )
-            if decision.path is IoPath.DIRECT:
+            path, reason = self._policy.choose(part.size_bytes, aligned=aligned, in_cache=in_cache)
+            engine.meter.decided(path, reason)
+            if path is IoPath.DIRECT:
                 assert self._direct is not None
                 latch.add()
                 engine.read(self._direct, part, latch.end)
             else:
-                self._cached.read(decision.path, part, engine.meter)
-            engine.meter.decided(decision.path, decision.reason)
+                self._cached.read(path, part, engine.meter)
 
     def finish(self) -> None:
         """Finish what is on its way through the page cache, after the last write."""
         self._cached.finish()
 
-    def _chosen(
-        self,
-        size_bytes: int,
-        offset: int,
-        meter: Meter,
-        *,
-        aligned: bool = True,
-        in_cache: bool = False,
-    ) -> Decision:
-        """Choose the path of an operation; open the file for direct I/O if it needs that."""
-        choose = functools.partial(self._policy.choose, aligned=aligned, in_cache=in_cache)
-        decision = choose(size_bytes)
-        if decision.path is not IoPath.DIRECT or self._direct is not None:
-            return decision
+    def _prepare(self, part: Extent, meter: Meter, *, in_cache: bool = False) -> None:
+        """Open the file for direct I/O if `part` would take that path.
+
+        The alignment of direct I/O decides then where `part` is cut, and whether it is aligned.
+        """
+        path, _ = self._policy.choose(part.size_bytes, in_cache=in_cache)
+        if path is not IoPath.DIRECT or self._direct is not None:
+            return
         with self._lock:
-            if self._direct is None and (refusal := self._open_direct(offset)):
+            if self._direct is None and (refusal := self._open_direct(part.offset)):
                 self._policy.drop(IoPath.DIRECT)
-                decision = choose(size_bytes)
-                meter.fell_back(IoPath.DIRECT, decision.path, refusal)
-        return decision
+                path, _ = self._policy.choose(part.size_bytes)
+                meter.fell_back(IoPath.DIRECT, path, refusal)
 
     def _open_direct(self, offset: int) -> str:
         """Open the file with O_DIRECT; return why it goes another way, or an empty text."""

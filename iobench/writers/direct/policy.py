@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 
 
@@ -16,14 +15,6 @@ class IoPath(StrEnum):
     """Through the page cache. On return the bytes are on storage and their pages are dropped."""
     BUFFERED = "buffered"
     """Through the page cache, which keeps the bytes."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Decision:
-    """The path, and the reason in a few words; equal situations have equal reasons."""
-
-    path: IoPath
-    reason: str
 
 
 class PathPolicy:
@@ -44,22 +35,27 @@ class PathPolicy:
         self._paths = tuple(paths)
         self._small_size, self._read_soon = small_size, read_soon
 
-    def choose(self, size_bytes: int, *, aligned: bool = True, in_cache: bool = False) -> Decision:
-        """Choose the path of one operation.
+    def choose(
+        self, size_bytes: int, *, aligned: bool = True, in_cache: bool = False
+    ) -> tuple[IoPath, str]:
+        """Return the path of one operation, and the reason in a few words.
 
         `aligned` describes its offset and length. `in_cache` says of a read that the page cache has
         all bytes.
         """
-        paths = self._paths
-        if in_cache and IoPath.BUFFERED in paths:
-            return Decision(path=IoPath.BUFFERED, reason="in the page cache")
+        if in_cache and IoPath.BUFFERED in self._paths:
+            return IoPath.BUFFERED, "in the page cache"
         if size_bytes < self._small_size:
-            return _first(paths, "small", IoPath.BUFFERED, IoPath.UNCACHED)
-        if self._read_soon and IoPath.BUFFERED in paths:
-            return Decision(path=IoPath.BUFFERED, reason="read soon")
+            return self._first(IoPath.BUFFERED, IoPath.UNCACHED), "small"
+        if self._read_soon and IoPath.BUFFERED in self._paths:
+            return IoPath.BUFFERED, "read soon"
         if not aligned:
-            return _first(paths, "unaligned", IoPath.UNCACHED, IoPath.BUFFERED)
-        return _first(paths, "large", IoPath.DIRECT, IoPath.UNCACHED)
+            return self._first(IoPath.UNCACHED, IoPath.BUFFERED), "unaligned"
+        return self._first(IoPath.DIRECT, IoPath.UNCACHED), "large"
+
+    def _first(self, *wanted: IoPath) -> IoPath:
+        paths = self._paths
+        return next((path for path in wanted if path in paths), paths[0])
 
     def has(self, path: IoPath) -> bool:
         """Whether `path` may still be chosen."""
@@ -68,8 +64,3 @@ class PathPolicy:
     def drop(self, path: IoPath) -> None:
         """Stop using `path`, which does not work. The last one stays."""
         self._paths = tuple(one for one in self._paths if one != path) or self._paths
-
-
-def _first(paths: Sequence[IoPath], reason: str, *wanted: IoPath) -> Decision:
-    path = next((path for path in wanted if path in paths), paths[0])
-    return Decision(path=path, reason=reason)

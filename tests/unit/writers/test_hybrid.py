@@ -23,7 +23,6 @@ from iobench.writers.direct.engine import BlockingEngine, RingEngine
 from iobench.writers.direct.file import CachedFile, PathFile
 from iobench.writers.direct.in_flight import Ring, open_ring
 from iobench.writers.direct.policy import (
-    Decision,
     IoPath,
     PathPolicy,
 )
@@ -103,11 +102,11 @@ def _any_path(monkeypatch: pytest.MonkeyPatch) -> None:
     real = PathPolicy.choose
     turn = iter(range(1 << 30))
 
-    def choose(policy: PathPolicy, *operation: Any, **how: bool) -> Decision:
+    def choose(policy: PathPolicy, *operation: Any, **how: bool) -> tuple[IoPath, str]:
         chosen = real(policy, *operation, **how)
-        if chosen.path != IoPath.DIRECT:
+        if chosen[0] != IoPath.DIRECT or "aligned" not in how:  # the file is to be opened
             return chosen
-        return Decision(path=tuple(IoPath)[next(turn) % 3], reason="in turn")
+        return tuple(IoPath)[next(turn) % 3], "in turn"
 
     monkeypatch.setattr(PathPolicy, "choose", choose)
 

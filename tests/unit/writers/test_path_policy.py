@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from iobench.units import KIB, MIB
-from iobench.writers.direct.policy import Decision, IoPath, PathPolicy
+from iobench.writers.direct.policy import IoPath, PathPolicy
 
 _SMALL = 256 * KIB
 _BLOCK = 8 * MIB
@@ -24,13 +24,13 @@ _BLOCK = 8 * MIB
 def test_situations(size: int, how: dict[str, bool], path: str, reason: str) -> None:
     """If all paths are available, each situation has one path and one reason."""
     chosen = PathPolicy(small_size=_SMALL).choose(size, **how)
-    assert chosen == Decision(path=IoPath(path), reason=reason)
+    assert chosen == (path, reason)
 
 
 def test_read_soon() -> None:
     """Files that are read soon stay in the page cache."""
     chosen = PathPolicy(small_size=_SMALL, read_soon=True).choose(_BLOCK)
-    assert chosen == Decision(path=IoPath.BUFFERED, reason="read soon")
+    assert chosen == ("buffered", "read soon")
 
 
 @pytest.mark.parametrize(
@@ -47,14 +47,14 @@ def test_read_soon() -> None:
 def test_fewer_paths(paths: tuple[str, ...], size: int, aligned: bool, path: str) -> None:
     """If a path is missing, the next best allowed one is chosen."""
     policy = PathPolicy([IoPath(one) for one in paths], small_size=_SMALL)
-    assert policy.choose(size, aligned=aligned).path == path
+    assert policy.choose(size, aligned=aligned)[0] == path
 
 
 def test_dropped_paths() -> None:
     """A path that is dropped is not chosen again, and the last one cannot be dropped."""
     policy = PathPolicy(small_size=_SMALL)
     policy.drop(IoPath.DIRECT)
-    assert policy.choose(_BLOCK) == Decision(path=IoPath.UNCACHED, reason="large")
+    assert policy.choose(_BLOCK) == ("uncached", "large")
     for dropped in (IoPath.UNCACHED, IoPath.BUFFERED):
         policy.drop(dropped)
-        assert policy.choose(_BLOCK).path == IoPath.BUFFERED
+        assert policy.choose(_BLOCK)[0] == IoPath.BUFFERED

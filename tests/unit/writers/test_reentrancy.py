@@ -133,14 +133,14 @@ def test_path_policy(call: str, enters: str) -> None:
     def check(enter: Callable[..., bool]) -> bool:
         policy, chosen = PathPolicy(small_size=10), list[IoPath]()
         do = {
-            "choose": lambda: chosen.append(policy.choose(100).path),
+            "choose": lambda: chosen.append(policy.choose(100)[0]),
             "drop": lambda: policy.drop(IoPath.DIRECT),
         }
         there = enter(do[call], do[enters])
         assert set(chosen) <= {IoPath.DIRECT, IoPath.UNCACHED}
         assert policy.has(IoPath.DIRECT) == (call != "drop" and not (enters == "drop" and there))
         if not policy.has(IoPath.DIRECT):
-            assert policy.choose(100).path == IoPath.UNCACHED
+            assert policy.choose(100)[0] == IoPath.UNCACHED
         return there
 
     everywhere(path_policy, check)
