@@ -67,15 +67,6 @@ def on_storage(fd: int, offset: int, length: int, *, drop: bool) -> None:
         os.posix_fadvise(fd, offset, length, os.POSIX_FADV_DONTNEED)
 
 
-def read_uncached(fd: int, views: list[Bytes], offset: int, flags: int, meter: Meter) -> None:
-    """Fill `views` and leave no page of the range. `flags`: RWF_DONTCACHE, or 0 without it."""
-    length = sum(map(len, views))
-    calls = pread_all(fd, views, offset, flags)
-    if not flags:
-        os.posix_fadvise(fd, offset, length, os.POSIX_FADV_DONTNEED)
-    meter.count("uncached" if flags else "buffered+dontneed", length, calls)
-
-
 _PUSH_BEHIND = 4  # blocks under write-back before the oldest is awaited
 _REMEDY = "Use method=auto, or Linux >= 6.14 on ext4 or xfs."
 
@@ -165,12 +156,15 @@ class CachedFile:
     def read(self, path: IoPath, part: Extent, meter: Meter) -> None:
         """Fill `part`; UNCACHED drops its pages afterwards."""
         image, start, stop, _ = part
-        flags = self._dontcache.flags(self._fd, meter) if path == IoPath.UNCACHED else 0
+        uncached = path == IoPath.UNCACHED
+        flags = self._dontcache.flags(self._fd, meter) if uncached else 0
         with image.incoming(start, stop, meter) as views, meter.operation("read"):
-            if path == IoPath.UNCACHED:
-                read_uncached(self._fd, views, start, flags, meter)
-            else:
-                meter.count(path, stop - start, pread_all(self._fd, views, start))
+            calls = pread_all(self._fd, views, start, flags)
+            if uncached and not flags:
+                os.posix_fadvise(self._fd, start, stop - start, os.POSIX_FADV_DONTNEED)
+            meter.count(
+                "buffered+dontneed" if uncached and not flags else path, stop - start, calls
+            )
 
     def leave(self, start: int, stop: int) -> None:
         """Put the whole pages of [start, stop) on storage and drop them, if any was written."""
