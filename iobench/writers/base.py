@@ -121,8 +121,6 @@ class ImageSource(RangeSource):
         return self._image.gather(start, min(start + len(room), self.size_bytes), room)
 
 
-_FULL = {errno.ENOSPC, errno.EDQUOT}
-
 _MOVING = {
     "write": 1,
     "write_many": 1,
@@ -148,11 +146,6 @@ class Availability:
 
     def __bool__(self) -> bool:
         return self.ok
-
-
-def remedy_of(error: OSError) -> str:
-    """Return what to do about a failed trial write in a directory; empty if unknown."""
-    return "Make room there, or name another directory." if error.errno in _FULL else ""
 
 
 class StoredObjects(Protocol):

@@ -16,6 +16,7 @@ piece of 2 MiB:
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import os
 from abc import abstractmethod
@@ -26,7 +27,7 @@ import numpy as np
 
 from iobench import linux
 from iobench.errors import UnavailableError, transfer_errors
-from iobench.writers.base import Availability, remedy_of
+from iobench.writers.base import Availability
 from iobench.writers.blocks.workers import BlockPool, Blocks, faulted_ahead, run_workers
 from iobench.writers.direct.background import BackgroundSink, ReserveAhead, most_blocks
 from iobench.writers.direct.engine import BlockingEngine, DirectEngine, RingEngine, most_pieces
@@ -41,6 +42,8 @@ from iobench.writers.local.posix import PosixWriter
 from iobench.writers.options import WriterOptions
 from iobench.writers.stream import BlockStream, PlainSink
 from iobench.writers.transfer import Meter
+
+_FULL = "Make room there, or name another directory."
 
 
 class FileWriter(PosixWriter):
@@ -82,12 +85,12 @@ class FileWriter(PosixWriter):
         except UnavailableError as error:
             return Availability(ok=False, reason=error.reason, remedy=error.remedy)
         except OSError as error:
-            only = self.direct and self._how.only
+            only, full = self.direct and self._how.only, error.errno in (errno.ENOSPC, errno.EDQUOT)
             reason = f"a {'direct ' if only else ''}write in {target} failed "
             return Availability(
                 ok=False,
                 reason=f"{reason}({error.strerror or error}).",
-                remedy=remedy_of(error) or (NO_DIRECT_REMEDY if only else ""),
+                remedy=_FULL if full else NO_DIRECT_REMEDY if only else "",
             )
         return Availability(ok=True, reason=self._restriction(meter))
 

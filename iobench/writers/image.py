@@ -243,13 +243,6 @@ class FileImage:
         return position
 
 
-def in_batches(images: Iterable[FileImage], size: int) -> Iterator[list[FileImage]]:
-    """Yield lists of up to `size` images in order; an image is taken when its list is due."""
-    waiting = iter(images)
-    while batch := list(itertools.islice(waiting, size)):
-        yield batch
-
-
 class Extent(NamedTuple):
     """Bytes [start, stop) of `image`, and the `offset` in the file at which they are moved.
 

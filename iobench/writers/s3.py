@@ -49,12 +49,8 @@ class S3Writer(Writer):
 
     def __init__(self, options: S3Options | None = None, **values: Unpack[S3Values]) -> None:
         super().__init__(options, **values)
-        self._client = S3Client(self.options)
-
-    @property
-    def client(self) -> S3Client:
-        """The client of this writer, for requests that a writer does not make: lists, deletions."""
-        return self._client
+        self.client = S3Client(self.options)
+        """For requests that a writer does not make: lists, deletions."""
 
     def write(
         self,
@@ -68,7 +64,7 @@ class S3Writer(Writer):
         place = S3Target.parse(target).below(image.path)
         options, size = self.options, image.size_bytes
         part_size = part_size_for(size, fixed_bytes=options.part_size, threads=options.threads)
-        upload = S3Upload(self._client, place, Checksum.named(options.checksum))
+        upload = S3Upload(self.client, place, Checksum.named(options.checksum))
         try:
             with staged(image, meter) as within:
                 if size <= part_size:
@@ -92,7 +88,7 @@ class S3Writer(Writer):
         place = S3Target.parse(target).below(image.path)
         whole = stop - start == image.size_bytes
         verify = whole and self.options.checksum != "none"
-        download = S3Download(self._client, place, meter, verify=verify)
+        download = S3Download(self.client, place, meter, verify=verify)
         if download.size_bytes != image.size_bytes:
             raise DataMismatchError(
                 f"{place}: has {download.size_bytes} bytes, its image has {image.size_bytes}"
@@ -109,18 +105,18 @@ class S3Writer(Writer):
         place = S3Target.object(target)
         options = self.options
         parts = StreamParts.expecting(size, fixed_bytes=options.part_size, threads=options.threads)
-        upload = S3Upload(self._client, place, Checksum.named(options.checksum))
+        upload = S3Upload(self.client, place, Checksum.named(options.checksum))
         sink = PartSink(upload, str(place), meter, parts=parts, threads=options.threads)
         return BlockStream(sink, self.name, meter, sink)
 
     def open_source(self, target: str | Path) -> S3Source:
-        return S3Source(self._client, S3Target.object(target))
+        return S3Source(self.client, S3Target.object(target))
 
     def objects(self, target: str | Path) -> S3Objects:
-        return S3Objects(self._client, S3Target.parse(target))
+        return S3Objects(self.client, S3Target.parse(target))
 
     def close(self) -> None:
-        self._client.close()
+        self.client.close()
 
     def available(self, target: str | Path = ".") -> Availability:
         if not boto3_missing() and not is_s3(target):
@@ -148,7 +144,7 @@ class S3Writer(Writer):
         if reason := boto3_missing():
             raise UnavailableError(self.name, reason, INSTALL)
         Checksum.named(self.options.checksum)
-        S3Objects(self._client, S3Target.parse(target)).try_writing(_PROBE)
+        S3Objects(self.client, S3Target.parse(target)).try_writing(_PROBE)
 
     def _send(self, upload: S3Upload, image: FileImage, part_size: int, meter: Meter) -> None:
         def work(blocks: Blocks, own: Meter) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 
@@ -49,24 +49,6 @@ class Worker(threading.Thread):
         if self.ident is not None:
             self.over.wait(timeout)
         super().join(timeout)
-
-
-def start_workers(workers: Sequence[Worker]) -> list[Worker]:
-    """Start `workers`; return those that run.
-
-    An interpreter that ends may refuse to start some or all; the caller then does their work.
-    Raises RuntimeError when the system has no more threads.
-    """
-    started = []
-    for worker in workers:
-        try:
-            worker.start()
-        except RuntimeError as error:
-            if "interpreter shutdown" not in str(error):
-                raise
-            break
-        started.append(worker)
-    return started
 
 
 def uninterrupted(

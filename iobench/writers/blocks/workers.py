@@ -17,7 +17,7 @@ import numpy as np
 from iobench import linux
 from iobench.environment.memory import host_takes_free_memory
 from iobench.units import MIB
-from iobench.writers.blocks.interrupt_safe import Worker, start_workers, uninterrupted
+from iobench.writers.blocks.interrupt_safe import Worker, uninterrupted
 from iobench.writers.blocks.pages import HUGE_PAGE, fresh_pages
 from iobench.writers.image import Bytes, FileImage, Ranges
 from iobench.writers.transfer import Meter
@@ -180,7 +180,15 @@ def run_workers(
         for own in (meters if caller_waits else meters[1:])
     ]
     try:
-        started = start_workers(helpers)
+        started = []
+        for helper in helpers:
+            try:
+                helper.start()
+            except RuntimeError as error:
+                if "interpreter shutdown" not in str(error):
+                    raise
+                break
+            started.append(helper)
         if caller_waits and started:
             for helper in started:
                 helper.join()

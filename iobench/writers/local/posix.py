@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import os
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
@@ -15,7 +16,7 @@ from iobench.errors import DataMismatchError, transfer_errors
 from iobench.writers.base import Writer, check_ranges
 from iobench.writers.blocks.workers import map_in_workers
 from iobench.writers.device.staging import staged
-from iobench.writers.image import Bytes, FileImage, Ranges, in_batches
+from iobench.writers.image import Bytes, FileImage, Ranges
 from iobench.writers.local.new_file import NewFile, open_source
 from iobench.writers.local.new_file import sync_directory as sync_names
 from iobench.writers.stream import BlockStream
@@ -83,7 +84,8 @@ class PosixWriter(Writer):
         unpublished: list[NewFile] = []
         with contextlib.ExitStack() as undo:
             undo.callback(_abandon, unpublished)
-            for batch in in_batches(images, TOGETHER):
+            left = iter(images)
+            while batch := list(itertools.islice(left, TOGETHER)):
                 self._write_batch(batch, target, unpublished, meter)
                 files, size = files + len(batch), size + sum(one.size_bytes for one in batch)
                 if durable:
