@@ -68,13 +68,7 @@ class _Own(NamedTuple):
 
     vote: dict[str, Any]
     failure: BaseException | None
-    files: Written | None = None
-
-    @property
-    def written(self) -> Written:
-        """What a rank has written that voted for the checkpoint."""
-        assert self.files is not None
-        return self.files
+    written: Written | None = None
 
 
 @dataclass(kw_only=True)
@@ -141,7 +135,8 @@ class Committer(Generic[C]):
         order = Order(content.number, save.step, gone=self.gone())
         try:
             self._check(save)
-            save.status = "writing"
+            if save.error is None:  # an interrupted save may be complete
+                save.status = "writing"
             order = order._replace(serial=ledger.serial_of(save))
             assert self.place is not None
             place: Place | None = self.place(save, content)
@@ -179,6 +174,7 @@ class Committer(Generic[C]):
                 self.control.broadcast(_NEXT, order.to_json(), deadline_s=self.deadline_s)
                 own = self._part(job, order)
                 votes = self._votes(own, order)
+                assert own.written is not None
                 made = partial(self._manifest, save, order, place)
                 manifest = self.format.publish(
                     save, job.content, own.written, staged, votes, made, place
@@ -290,6 +286,7 @@ class Committer(Generic[C]):
             self.tier.followed(save, order.serial, direct=order.remote)
         if ending.probe:
             self._probe(ending.probe, job)
+        assert own.written is not None
         return Committed(order.serial, own.written.file)
 
     def _votes(self, own: _Own, order: Order) -> list[str]:

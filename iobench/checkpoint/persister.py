@@ -326,10 +326,15 @@ class Persister(Generic[T]):
             self._failures.append(error)
 
     def _lower_priority(self) -> None:
+        """Lower the priority of the calling thread. Warn when the system does not allow it."""
         try:
-            _lower_priority()
-        except BaseException as error:  # noqa: BLE001 -- raised in the trainer's thread
-            self._failures.append(error)
+            linux.yield_to_others(_NICE)
+        except OSError as refused:
+            text = f"checkpoints are written at the trainer's own priority ({refused})"
+            try:
+                warnings.warn(text, RuntimeWarning, stacklevel=1)
+            except RuntimeWarning as error:  # of a filter; raised in the trainer's thread
+                self._failures.append(error)
 
     def _write(self, snapshot: Snapshot[T]) -> None:
         turns = self._turns
@@ -340,7 +345,8 @@ class Persister(Generic[T]):
                 self._follow(turns, snapshot)
         except BaseException as error:  # noqa: BLE001 -- raised in the trainer's thread
             if turns is None and snapshot.save.error is not None:
-                return  # it was raised: save_async was interrupted
+                snapshot.save.status = "failed"  # it was raised: save_async was interrupted
+                return
             self.fail(snapshot.save, error)
             self.failed.append(snapshot.save.step)
 
@@ -400,18 +406,3 @@ def end_unclosed(
     if threading.current_thread() is threading.main_thread():
         persister.wait()
     persister.when_idle(end)
-
-
-def _lower_priority() -> None:
-    """Lower the priority of the calling thread. Warn when the system does not allow it.
-
-    A warnings filter may turn the warning into an exception.
-    """
-    try:
-        linux.yield_to_others(_NICE)
-    except OSError as error:
-        warnings.warn(
-            f"checkpoints are written at the trainer's own priority ({error})",
-            RuntimeWarning,
-            stacklevel=1,
-        )

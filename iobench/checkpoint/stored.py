@@ -108,7 +108,7 @@ def _of_one_process(copy: CopyReader, manifest: Manifest) -> StoredState:
     begin = len(header).to_bytes(8, "little") + header
     if size != record.size_bytes:
         raise DataMismatchError(f"{file}: has {size} bytes, its manifest says {record.size_bytes}")
-    if xxhash.xxh3_64_hexdigest(begin) != record.pieces[0].xxh3_64:
+    if [xxhash.xxh3_64_hexdigest(begin)] != [piece.xxh3_64 for piece in record.pieces[:1]]:
         raise DataMismatchError(f"{file}: damaged, the checksum of its header differs")
     runs = runs_of(file, header, size - len(begin), one_by_one=True)
     with readable(file):

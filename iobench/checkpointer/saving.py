@@ -99,10 +99,12 @@ class Saving:
     def save_async(self, state: Any, step: int) -> Save:
         """Take a snapshot of `state`. See Checkpointer.save_async."""
         began_s = time.perf_counter()
-        content, save = self._begin_copy(state, step)
-        lease = Lease(Snapshot(save=save, content=content))
+        save = Save(step=step, status="copying", created_s=time.time())
+        lease: Lease[Snapshot[Any]] | None = None
         copy: Lease[LazyCopy[Any]] | None = None
         try:
+            content = self._begin_copy(state, save)
+            lease = Lease(Snapshot(save=save, content=content))
             if not self.persister.take(lease, pinned=not content.on_cpu, on_full=self.on_full):
                 save.status = "skipped"
             elif lease.item.begin or self.lazy:
@@ -117,19 +119,20 @@ class Saving:
                 self.persister.submit(lease)
         except BaseException as error:
             save.fail(error)
-            if copy is None or copy.state is LeaseState.HELD:
+            if copy is not None and copy.state is not LeaseState.HELD:
+                if not self.lazy:
+                    copy.item.stop(error)
+            elif lease is not None:
                 self._give_up(lease)
-            elif not self.lazy:
-                copy.item.stop(error)
             raise
         save.stall_s = time.perf_counter() - began_s
         return save
 
     def save(self, state: Any, step: int, began_s: float) -> Save:
         """Write `state`. See Checkpointer.save."""
-        asked = self._ask(state, step)
-        content, save = self._settled(asked), asked.save
+        save = Save(step=step, status="copying", created_s=time.time())
         try:
+            content = self._settled(self._ask(state, save))
             if content.on_cpu:
                 self.committer.commit(save, content)
             else:
@@ -140,27 +143,27 @@ class Saving:
         save.stall_s = time.perf_counter() - began_s
         return save
 
-    def _begin_copy(self, state: Any, step: int) -> tuple[Any, Save]:
+    def _begin_copy(self, state: Any, save: Save) -> Any:
         """Begin to agree. Return what this rank will write if the plan stays the same.
 
         The copy goes on while the other ranks answer; see `_agreed_content`.
         """
-        asked = self._ask(state, step)
+        asked = self._ask(state, save)
         ahead = None
         # Without `counts_alone` the ranks agree on the slots too.
         if self.on_full == "wait" and not self.lazy and self.persister.pool.counts_alone:
             ahead = self.contents.content_ahead(asked.local)
         if ahead is None:
-            return self._settled(asked), asked.save
-        asked.save.size_bytes = ahead.size_bytes
+            return self._settled(asked)
+        save.size_bytes = ahead.size_bytes
         self._asked = asked
-        return ahead, asked.save
+        return ahead
 
-    def _ask(self, state: Any, step: int) -> _Asked:
-        """Tell the other ranks about the save of `step`. An error here is raised in all ranks."""
+    def _ask(self, state: Any, save: Save) -> _Asked:
+        """Tell the other ranks about `save`. An error here is raised in all ranks."""
+        step = save.step
         if self.participant is not None:
             self.participant.make_room(self.finish, self._tidy, self._settle_copies)
-        save = Save(step=step, status="copying", created_s=time.time())
         if self.tier is not None:
             save.tiers = self.tier.copies
             save.backlog_wait_s = self.tier.drain.wait_for_backlog(step)
@@ -182,13 +185,9 @@ class Saving:
             return local
 
         phase, ranks = f"save of step {step}", self.ranks
-        try:
-            local, answer = begin_together(
-                ranks.trainer, phase, look, self._facts, deadline_s=ranks.deadline_s
-            )
-        except BaseException as error:
-            save.fail(error)
-            raise
+        local, answer = begin_together(
+            ranks.trainer, phase, look, self._facts, deadline_s=ranks.deadline_s
+        )
         return _Asked(save, local, answer)
 
     def _facts(self, local: Any) -> dict[str, Any]:
@@ -197,21 +196,16 @@ class Saving:
 
     def _settled(self, asked: _Asked) -> Any:
         """Wait for the other ranks. Return what this rank writes; raise in all ranks alike."""
-        save = asked.save
-        try:
-            every = asked.answer()
-            self._raise_failure(every)
-            self._number += 1
-            content = self.contents.content(self._number, asked.local, every)
-            save.size_bytes = content.size_bytes
-            self.saves.append(save)
-            if self.events is not None:
-                self.events.watch(save)
-            if self.participant is not None:
-                self.participant.hold(save)
-        except BaseException as error:
-            save.fail(error)
-            raise
+        save, every = asked.save, asked.answer()
+        self._raise_failure(every)
+        self._number += 1
+        content = self.contents.content(self._number, asked.local, every)
+        save.size_bytes = content.size_bytes
+        self.saves.append(save)
+        if self.events is not None:
+            self.events.watch(save)
+        if self.participant is not None:
+            self.participant.hold(save)
         return content
 
     def _agreed_content(self, lease: Lease[Snapshot[Any]]) -> Any:

@@ -212,17 +212,6 @@ def test_reopened(make: Make, runs: Path) -> None:
     assert _names(runs) == {"step-2", "step-3", "step-9", "notes.txt"}
 
 
-def test_two_on_one_directory(make: Make) -> None:
-    """The second is refused, with the owner in the message; reading needs no lock."""
-    first = make()
-    first.save(_state(1), 1)
-    with pytest.raises(TargetError, match=f"process {os.getpid()} on host"):
-        make()
-    assert _value(load_checkpoint(first._store.directory)) == 1
-    first.close()
-    make().close()
-
-
 @pytest.mark.parametrize("how", ["save", "save_async"])
 def test_a_step_saved_twice(make: Make, gated, how: str) -> None:
     """It is refused, also while the first is in flight; the first stays."""
@@ -292,25 +281,6 @@ def test_resumed_from_an_older_one(make: Make) -> None:
     assert _value(ckpt.load(2)) == 20
     with pytest.raises(UsageError, match="step 2 is saved already"):
         ckpt.save(_state(1), 2)
-
-
-def test_replacing_that_fails(make: Make, gated, runs: Path) -> None:
-    """The checkpoint of the same step stays until the new one is complete."""
-    ckpt = make(writer=gated)
-    gated.let(2)
-    for step in (1, 2):
-        ckpt.save(_state(step), step)
-    ckpt.load(1)
-    gated.error = TransferError(errno.ENOSPC, "writing: No space left on device", "f")
-    gated.let()
-    with pytest.raises(TransferError, match="No space left"):
-        ckpt.save(_state(20), 2)
-    assert ckpt.steps() == [1, 2]
-    assert _value(load_checkpoint(runs, 2)) == 2
-    gated.let()
-    ckpt.save(_state(20), 2)
-    assert _value(load_checkpoint(runs, 2)) == 20
-    assert _names(runs) == {"step-1", "step-2"}
 
 
 def test_what_was_replaced_cannot_be_removed(make: Make, runs: Path, monkeypatch) -> None:
@@ -919,6 +889,22 @@ def test_ctrl_c_while_the_copy_is_waited_for(
         wait_on()
     ckpt.wait()
     assert save.status == "committed"
+    assert _value(ckpt.load()) == 1
+
+
+def test_ctrl_c_just_after_the_step_is_claimed(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The save has failed, and the step can be saved."""
+    ckpt = make()
+
+    def interrupted(**_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("iobench.checkpointer.saving.Snapshot", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            ckpt.save_async(_state(1), 1)
+    assert _statuses(ckpt) == [(1, "failed")]
+    ckpt.save_async(_state(1), 1)
     assert _value(ckpt.load()) == 1
 
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 import itertools
 import random
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from unittest import mock
 
@@ -23,7 +22,7 @@ from iobench.checkpoint.manifest import Pieces
 from iobench.errors import DataMismatchError
 from iobench.formats.many_parts import PartsImage
 from iobench.units import KIB
-from iobench.writers.image import Bytes, FileImage
+from iobench.writers.image import FileImage
 from iobench.writers.registry import make
 
 
@@ -232,31 +231,3 @@ def test_a_failed_read_or_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
         compared(FileImage.of("f", [_DATA]), _RECORD, "w") as incoming,
     ):
         assert incoming.filled(0, 100) is None
-
-
-@pytest.mark.parametrize("name", ["buffered", "uncached", "odirect", "uring", "hybrid", "aiofiles"])
-def test_every_writer_reports_every_byte(name: str, tmp_path: Path) -> None:
-    """So that nothing is left to be compared after the read. Also through the page cache."""
-    writer = make(name, block_size="4KiB")
-    if not (answer := writer.available(tmp_path)).ok:
-        pytest.skip(f"{answer.reason} {answer.remedy}")
-    data = np.random.default_rng(1).integers(0, 256, 30_000, np.uint8)
-    writer.write(FileImage.of("file", [data]), tmp_path)
-    reported: list[tuple[int, int]] = []
-    image = _Reporting(data, reported.append)
-    writer.read(image, tmp_path)
-    starts, stops = zip(*sorted(reported), strict=True)
-    assert (starts[0], *stops) == (*starts, 30_000)
-
-
-class _Reporting(FileImage):
-    """An image of its own memory that reports ranges when they have their bytes."""
-
-    def __init__(self, data: Bytes, report: Callable[[tuple[int, int]], None]) -> None:
-        super().__init__(path="file", segments=FileImage.of("file", [np.zeros_like(data)]).segments)
-        object.__setattr__(self, "_report", (data, report))
-
-    def filled(self, start: int, stop: int) -> None:
-        data, report = self._report
-        assert np.array_equal(self.views(start, stop)[0], data[start:stop])
-        report((start, stop))

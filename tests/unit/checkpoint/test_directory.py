@@ -5,13 +5,12 @@ from __future__ import annotations
 
 import errno
 import shutil
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from iobench import Checkpointer, KeepEvery, KeepLast, load_checkpoint
+from iobench import Checkpointer, KeepLast, load_checkpoint
 from iobench.checkpoint.staged import STAGING_SUFFIX
 from iobench.errors import TargetError, TransferError
 
@@ -33,18 +32,6 @@ def _move_away(step: Path, to: Path) -> Path:
     step.rename(moved)
     step.symlink_to(moved)
     return moved
-
-
-def test_a_clock_that_goes_back(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """KeepEvery(hours) keeps what it kept, in one process and after a restart."""
-    keep = KeepEvery(hours=1)
-    hours = [0, 1, 2, -1, 0, 0.1]
-    for steps in ((0, 1, 2, 3), (4, 5)):
-        with Checkpointer(runs, writer="buffered", keep=keep) as ckpt:
-            for step in steps:
-                monkeypatch.setattr(time, "time", lambda at=hours[step] * 3600: at)
-                ckpt.save({"step": step}, step)
-    assert ckpt.steps() == [0, 1, 2, 3, 4, 5]
 
 
 def test_steps_removed_by_others(ckpt: Checkpointer, runs: Path) -> None:

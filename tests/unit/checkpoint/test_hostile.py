@@ -24,8 +24,10 @@ from msgspec.structs import replace
 import iobench
 from iobench.checkpoint.checksums import record_of
 from iobench.checkpoint.manifest import FileRecord, Manifest, Piece, PinnedGeneration
-from iobench.checkpoint.stored import disjoint
+from iobench.checkpoint.stored import disjoint, stored_state
 from iobench.errors import DataMismatchError, IobenchError
+from iobench.writers.base import StoredReader
+from iobench.writers.buffered import BufferedWriter
 from iobench.writers.image import FileImage
 
 _STATE = {
@@ -160,6 +162,20 @@ def test_bad_indexes(runs: Path, change: Any, told: str) -> None:
         change = json.dumps({**_INDEX, "tensors": tensors}).encode()
     _publish_index(runs, change)
     assert told in str(_expect_the_older_one(runs))
+
+
+def test_no_pieces(runs: Path, own_files: dict[str, bytes]) -> None:
+    """A load of several ranks compares the header with the first of them."""
+    _publish(runs / "step-2", {**own_files}, step=2, format="safetensors", serial=2)
+    manifest = Manifest.parse((runs / "step-2" / "manifest.json").read_bytes(), "m")
+    files = [
+        replace(one, pieces=()) if one.path == "tensors.safetensors" else one
+        for one in manifest.files
+    ]
+    with pytest.raises(DataMismatchError, match="the checksum of its header differs"):
+        stored_state(
+            StoredReader(BufferedWriter(), runs / "step-2"), replace(manifest, files=tuple(files))
+        )
 
 
 def test_chunks_that_overlap(runs: Path) -> None:

@@ -140,26 +140,6 @@ def test_the_newest_first(
         assert ckpt.steps() == steps
 
 
-def test_full_memory_waits_for_storage(runs: Path, saving: Any, gated: Any) -> None:
-    """`save_async` returns when one snapshot is written."""
-    with saving(Memory("2MiB")) as ckpt:
-        for step in (1, 2):
-            ckpt.save_async(_state(step), step)
-        returned = threading.Event()
-
-        def third() -> None:
-            ckpt.save_async(_state(3), 3)
-            returned.set()
-
-        thread = threading.Thread(target=third)
-        thread.start()
-        assert not returned.wait(0.05)
-        gated.let(3)
-        thread.join(60)
-        ckpt.wait()
-        assert ckpt.steps() == [1, 2, 3]
-
-
 def test_what_retention_would_remove_is_not_written(runs: Path, saving: Any, gated: Any) -> None:
     """With KeepLast(2) and three that wait, the oldest is dropped."""
     with saving(Memory("8MiB"), keep=KeepLast(2)) as ckpt:

@@ -6,7 +6,6 @@ import os
 import signal
 import threading
 import warnings
-import weakref
 from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
@@ -226,21 +225,6 @@ def test_a_handler_saves_while_the_end_waits(
     monkeypatch.setattr(trainer.persister._channel, "_drained", interrupted)
     trainer.finish()
     assert trainer.written == [1, 2]
-
-
-@pytest.mark.parametrize("kind", ["files", "checkpointer"])
-def test_a_failure_is_reported_after_finalizers(
-    kind: str, runs: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """weakref's own function of atexit may come first: after it no `weakref.finalize` is called."""
-    reported: list[str] = []
-    monkeypatch.setattr(weakref.finalize, "_shutdown", True)
-    monkeypatch.setattr(interpreter_end, "lost", reported.append)
-    owner = BackgroundFiles(BufferedWriter()) if kind == "files" else Checkpointer(runs)
-    owner._persister.fail(Save(step=1, status="writing", created_s=0), OSError("broken"))
-    owner._at_end()
-    assert len(reported) == 1
-    assert "broken" in reported[0]
 
 
 def test_a_save_at_the_end(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:

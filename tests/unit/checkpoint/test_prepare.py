@@ -129,16 +129,6 @@ def test_prepared(
         assert _loaded(ckpt, _STATE)
 
 
-@pytest.mark.parametrize("size", [1000, MIB, 2 * MIB])
-def test_another_state_than_the_prepared_one(size: int, ckpt: Checkpointer, pages: _Pages) -> None:
-    """Smaller, or larger so that the slots are made anew: it is saved right."""
-    ckpt.prepare(_STATE, wait=True)
-    other = {"w": torch.arange(size, dtype=torch.int32), "step": 2}
-    save = ckpt.save_async(other, 2)
-    assert (save.pages_s > 0) == (size > _STATE["w"].numel())
-    assert _loaded(ckpt, other)
-
-
 @pytest.mark.parametrize("gpu", [False, True])
 def test_a_save_while_it_prepares(
     gpu: bool, runs: Path, pages: _Pages, monkeypatch: pytest.MonkeyPatch

@@ -17,7 +17,7 @@ from iobench import linux
 from iobench.checkpoint import staged
 from iobench.checkpoint.manifest import MANIFEST
 from iobench.checkpoint.object_store import StagedObjects
-from iobench.checkpoint.staged import STAGING_SUFFIX, StagedCheckpoint
+from iobench.checkpoint.staged import StagedCheckpoint
 from iobench.errors import TargetError, TransferError
 from iobench.writers.local import new_file
 from iobench.writers.local.directory_lock import LOCK, DirectoryLock, lock_directory
@@ -182,16 +182,6 @@ def test_failed_commit_leaves_nothing(fails: str, tmp_path: Path, monkeypatch) -
     assert (caught.value.errno, caught.value.filename) == (errno.EIO, str(tmp_path / "final"))
     assert not (tmp_path / "final").exists()
     assert fails == "listing" or not list(tmp_path.iterdir())  # it cannot be removed either
-
-
-def test_staging_is_hidden_and_apart(tmp_path: Path) -> None:
-    """Two stagings of one name do not meet, and what a killed process leaves is recognizable."""
-    first, second = (StagedCheckpoint(tmp_path / "final") for _ in range(2))
-    with first, second:
-        assert first.directory != second.directory
-        for one in (first, second):
-            assert one.directory.name.startswith(".final.")
-            assert one.directory.name.endswith(STAGING_SUFFIX)
 
 
 def test_objects_that_cannot_be_removed(monkeypatch: pytest.MonkeyPatch) -> None:

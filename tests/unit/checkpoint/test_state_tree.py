@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections import OrderedDict, defaultdict, namedtuple
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -163,21 +163,6 @@ def test_views_stay_views(expect_same: Callable[..., None], data: st.DataObject)
             assert spans[0][1] <= spans[1][0] or spans[1][1] <= spans[0][0]
 
 
-def _odd_views() -> Iterator[Any]:
-    raw, whole = torch.arange(16, dtype=torch.uint8), torch.arange(6.0).to(torch.complex128)
-    yield [raw[1:], raw[2:].view(torch.int16)]  # at no whole element of the larger tensor
-    yield {"w": whole.view(2, 3).t(), "v": whole.view(2, 3)}  # of a dtype that the file lacks
-    array = np.arange(10.0)  # tensors on one array of numpy have several storages
-    yield [torch.from_numpy(array[:6]), torch.from_numpy(array[4:])]
-    yield [torch.from_numpy(array[:6])[::2], torch.from_numpy(array)[1::2]]
-
-
-@pytest.mark.parametrize("state", [*_odd_views()])
-def test_odd_views(expect_same: Callable[..., None], state: Any) -> None:
-    """Each is restored with its elements."""
-    expect_same(state, _round_trip(state))
-
-
 def _span(tensor: torch.Tensor) -> tuple[int, int]:
     reach = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True)) + 1
     return tensor.data_ptr(), tensor.data_ptr() + reach * tensor.element_size()
@@ -219,16 +204,6 @@ def _nested() -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    "lazy", [torch.ones(3, dtype=torch.complex64).conj() * 1j, torch._neg_view(torch.ones(3))]
-)
-def test_a_lazy_tensor_among_many(expect_same: Callable[..., None], lazy: torch.Tensor) -> None:
-    """Its values are stored, not the memory that it shares."""
-    lazy = lazy.conj() if lazy.is_complex() else lazy
-    state = {f"w{number}": torch.zeros(1) for number in range(50)} | {"lazy": lazy}
-    expect_same(state, _round_trip(state))
-
-
-@pytest.mark.parametrize(
     "bad",
     [
         {1, 2},
@@ -250,13 +225,9 @@ def test_a_lazy_tensor_among_many(expect_same: Callable[..., None], lazy: torch.
     ids=lambda bad: type(bad).__name__,
 )
 def test_unsupported_objects_are_named(bad: Any) -> None:
-    """The error has the path of the object in the state. Tensors of a large dict are examined
-    together."""
+    """The error has the path of the object in the state."""
     with pytest.raises(StateError, match=r"state\['model'\]\[0\]"):
         flatten({"model": [bad], "fine": 1})
-    many = {f"w{number}": torch.zeros(1) for number in range(50)} | {"bad": bad}
-    with pytest.raises(StateError, match=r"state\['model'\]\['bad'\]"):
-        flatten({"model": many})
 
 
 @pytest.mark.parametrize("make", [lambda dtype: np.zeros(3, dtype), lambda dtype: dtype.type(1)])

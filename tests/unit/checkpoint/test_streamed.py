@@ -13,7 +13,7 @@ import torch
 from support.fake_cuda import FakeCuda
 from support.fake_device import states_on_a_gpu
 
-from iobench import Checkpointer, KeepLast, Memory, Remote, load_checkpoint
+from iobench import Checkpointer, Memory, load_checkpoint
 from iobench.checkpoint.slots import SlotPool
 from iobench.checkpoint.streamed import Streamed
 from iobench.errors import StateError, TransferError
@@ -241,20 +241,6 @@ def test_a_writer_that_releases_nothing(runs: Path) -> None:
     assert load_checkpoint(runs, 1)["large"].min() >= 0
 
 
-def test_copied_to_a_remote_tier(runs: Path, expect_same: Any) -> None:
-    """The drain reads the files; retention removes them."""
-    states = [_state(seed) for seed in range(3)]
-    tiers = [Remote(runs / "remote")]
-    budget = _size(states[0], runs) // 3
-    with Checkpointer(runs / "a", budget=budget, keep=KeepLast(1), tiers=tiers) as ckpt:
-        for step, state in enumerate(states):
-            ckpt.save_async(state, step)
-        ckpt.wait("remote")
-        assert all(save.streamed for save in ckpt.saves)
-    with Checkpointer(runs / "b", tiers=tiers) as other:
-        expect_same(states[2], other.load())
-
-
 @pytest.mark.parametrize("lazy", [False, True])
 @pytest.mark.parametrize("share", [0.3, 0.8])
 def test_a_writer_that_fails(runs: Path, share: float, lazy: bool) -> None:
@@ -303,6 +289,35 @@ def test_ctrl_c_while_it_waits(runs: Path, expect_same: Any) -> None:
         ckpt.save_async(other, 2)
         ckpt.wait()
         expect_same(other, ckpt.load(2))
+
+
+def test_ctrl_c_before_the_write(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The save ends as failed, and the step can be saved."""
+    state, go = _state(), threading.Event()
+    with Checkpointer(runs, writer="buffered", slots=1, budget=_size(state, runs) // 4) as ckpt:
+        persist, finish_copy = ckpt._persister._persist, ckpt._saving.finish_copy
+
+        def held(snapshot: Any) -> object:
+            assert go.wait(30)
+            return persist(snapshot)
+
+        calls = iter((finish_copy, _thread.interrupt_main))
+
+        def interrupted() -> None:
+            next(calls)()
+            threading.Event().wait(0.01)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(ckpt._persister, "_persist", held)
+            patch.setattr(ckpt._saving, "finish_copy", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                ckpt.save_async(state, 1)
+        go.set()
+        ckpt.wait()
+        assert [save.status for save in ckpt.saves] == ["failed"]
+        ckpt.save_async(state, 1)
+        ckpt.wait()
+        assert ckpt.steps() == [1]
 
 
 def test_a_lazy_save_changed_too_early(runs: Path) -> None:

@@ -321,12 +321,3 @@ def test_dicts_of_many_tensors(
         found = serializer.serialize(state)
         assert ('"$tensors":["model.","w0","w1"' in found.skeleton) == together
         expect_same(state, _restored(found))
-
-
-def test_a_name_that_is_taken_is_changed(expect_same: Callable[..., None]) -> None:
-    """`{"a": {"b.c": ...}}` and `{"a.b": {"c": ...}}` have the same paths."""
-    state = {
-        "a": {f"b.{number}": _tensor(number) for number in range(20)},
-        "a.b": {f"{number}": _tensor(-number) for number in range(20)},
-    }
-    expect_same(state, _restored(Serialized.of(state)))
