@@ -24,9 +24,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iobench.bench.targets.directory import scratch_directory
-from iobench.environment.machine import describe_environment
+from iobench.environment import describe_machine, describe_storage
 from iobench.errors import ResultFileError
-from iobench.results import utc_now
+from iobench.results import to_plain, utc_now
 from iobench.results.file import RecordFile, records
 from iobench.stats.comparison import LEAST_FLOOR, Comparison
 from iobench.stats.estimates import paired_log_ratio
@@ -84,7 +84,9 @@ class Record:
             name=script.stem,
             started_at=utc_now(),
             command=["python", f"benchmarks/{script.name}", *sys.argv[1:]],
-            environment=describe_environment(target),
+            environment=to_plain(
+                {"machine": describe_machine(), "storage": describe_storage(target)}
+            ),
         )
 
     def sample(self, arm: str, turn: int, elapsed_s: float, **figures: float) -> None:

@@ -29,7 +29,6 @@ import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import chdir, redirect_stdout
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 import arms
@@ -44,7 +43,8 @@ from iobench.report.claims import claims_document
 from iobench.report.kinds import document_of
 from iobench.report.page.theme import DARK, SCHEME
 from iobench.report.render import markdown_table
-from iobench.results import read
+from iobench.results import Environment, read
+from iobench.results.codec import from_plain
 from iobench.units import GIB, format_size
 
 ROOT = Path(__file__).parents[1]
@@ -157,17 +157,16 @@ def _source(path: Path, link: str) -> str:
     return "\n".join([*lines, f"Record: {link}.", "", "```sh", *_shell(command), "```", ""])
 
 
-def _origin(path: Path) -> tuple[str, Mapping[str, Any], Sequence[str], str]:
+def _origin(path: Path) -> tuple[str, Environment, Sequence[str], str]:
     """When, where and by which command it was recorded, and what was moved."""
     try:
         run = read(path).run
     except ResultFileError:
         header, _ = arms.read(path)
-        environment, command = header["environment"], header["command"]
-        return header["started_at"], environment, _asked(command, "--record"), ""
-    facts = {"machine": run.environment.machine, "storage": run.environment.storage}
+        environment = from_plain(Environment, header["environment"])
+        return header["started_at"], environment, _asked(header["command"], "--record"), ""
     size = f"{run.workload.name}, {format_size(run.workload.bytes)}; "
-    return run.started_at, facts, _asked(run.command, "-o"), size
+    return run.started_at, run.environment, _asked(run.command, "-o"), size
 
 
 def _asked(command: Sequence[str], option: str) -> Sequence[str]:
@@ -179,13 +178,13 @@ def _asked(command: Sequence[str], option: str) -> Sequence[str]:
     return [*command[:at], *command[at + 2 :]]
 
 
-def _machine(environment: Mapping[str, Any]) -> str:
-    machine, storage = environment["machine"], environment["storage"]
-    memory = machine["memory"]["total_bytes"] / GIB
-    disk = (storage.get("device") or {}).get("type") or "no disk of its own"
+def _machine(environment: Environment) -> str:
+    machine, storage = environment.machine, environment.storage
+    memory = (machine.memory.total_bytes or 0) / GIB
+    disk = (storage.device and storage.device.type) or "no disk of its own"
     return (
-        f"{machine['cpu']['model']} with {machine['cpu']['usable_cpus']} cores, {memory:.0f} GiB, "
-        f"Linux {machine['kernel_version']}, {storage['fs_type']} on {disk}"
+        f"{machine.cpu.model} with {machine.cpu.usable_cpus} cores, {memory:.0f} GiB, "
+        f"Linux {machine.kernel_version}, {storage.fs_type} on {disk}"
     )
 
 

@@ -25,6 +25,7 @@ from iobench.bench.ranks.setup import setups, show_token
 from iobench.bench.ranks.start import Launched, LocalRanks
 from iobench.bench.targets.base import OpenTarget
 from iobench.bench.trial import Trial
+from iobench.environment import Storage
 from iobench.errors import IobenchError, RankError
 from iobench.results import (
     CeilingSample,
@@ -331,7 +332,7 @@ def header(plan: Plan, executor: Executor, world: WorldFacts | None = None) -> R
         ),
         environment=Environment(
             machine=described[0][0],
-            storage={} if several else storages[0],
+            storage=Storage() if several else storages[0],
             storages=dict(zip(asked["targets"], storages, strict=True)) if several else {},
         ),
         workload=WorkloadFacts(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 from iobench.cli.given import HERE, FormatOption, the_directory
@@ -31,17 +31,15 @@ def doctor(target: str = HERE, format_: FormatOption = "table") -> None:
         --target TARGET: The directory to look at. [here]
     """
     from iobench.environment import advise, describe_machine, describe_storage, probe_directory
-    from iobench.environment.facts import Fact, machine_facts, storage_facts
-    from iobench.environment.memory import host_takes_free_memory, new_pages_bytes_per_s
+    from iobench.environment.facts import Fact
+    from iobench.environment.memory import new_pages_bytes_per_s
     from iobench.report.document import Document
 
     directory = the_directory(target)
     storage = describe_storage(directory)  # first: finds a missing directory at once
     machine = describe_machine()
-    machine["memory"] |= {
-        "host_takes_free_memory": host_takes_free_memory(),
-        "new_pages_bytes_per_s": new_pages_bytes_per_s(),
-    }
+    memory = replace(machine.memory, new_pages_bytes_per_s=new_pages_bytes_per_s())
+    machine = replace(machine, memory=memory)
     probes = probe_directory(directory)
     advice = advise(machine, storage, probes)
     about: dict[str, list[Advice]] = {}
@@ -52,18 +50,18 @@ def doctor(target: str = HERE, format_: FormatOption = "table") -> None:
         kind="iobench doctor",
         title=_counts(advice),
         tables=(
-            _grid(f"machine {machine['hostname']}", machine_facts(machine), about),
-            _grid(f"storage {storage['path']}", storage_facts(storage), about),
+            _grid(f"machine {machine.hostname}", machine.facts(), about),
+            _grid(f"storage {storage.path}", storage.facts(), about),
             _grid("probes", tried, about),
         ),
         notes=tuple(
-            f"trap of {storage['kind']} storage: {trap.message}"
+            f"trap of {storage.kind} storage: {trap.message}"
             for trap in about.get("storage.trap", ())
         ),
         data={
             "schema": SCHEMA,
-            "machine": machine,
-            "storage": storage,
+            "machine": asdict(machine),
+            "storage": asdict(storage),
             "probes": [asdict(probe) for probe in probes],
             "advice": [asdict(item) for item in advice],
         },

@@ -5,7 +5,6 @@ It never imports torch: versions come from package metadata, GPUs from the drive
 
     describe_machine()             host, CPU, memory, GPUs, kernel settings, versions
     describe_storage(directory)    mount, file system, block device and its queue, free space
-    describe_environment(dir)      both with the fingerprint; part of every result file
     DeviceMonitor(directory)       the device's own counters, cheap to read
     probe_directory(directory)     tries O_DIRECT, RWF_DONTCACHE, fallocate, eviction, fsync ...
     advise(machine, storage, ...)  problems and traps, each with a remedy
@@ -16,22 +15,23 @@ from __future__ import annotations
 from iobench.environment.advice import Advice, advise
 from iobench.environment.device import DeviceCounters, DeviceMonitor
 from iobench.environment.machine import (
-    describe_environment,
+    Machine,
     describe_machine,
     fingerprint,
     machine_fingerprint,
 )
 from iobench.environment.probes import Probe, probe_directory
 from iobench.environment.software import fio_version
-from iobench.environment.storage import describe_storage
+from iobench.environment.storage import Storage, describe_storage
 
 __all__ = [
     "Advice",
     "DeviceCounters",
     "DeviceMonitor",
+    "Machine",
     "Probe",
+    "Storage",
     "advise",
-    "describe_environment",
     "describe_machine",
     "describe_storage",
     "fingerprint",

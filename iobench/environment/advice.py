@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
-from iobench.environment.storage import leaf_devices
+from iobench.environment.machine import Machine
+from iobench.environment.storage import Storage
 from iobench.units import GIB, format_size
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ def _fail(subject: str, message: str, remedy: str) -> Advice:
     return Advice(level="fail", subject=subject, message=message, remedy=remedy)
 
 
-def advise(machine: dict[str, Any], storage: dict[str, Any], probes: list[Probe]) -> list[Advice]:
+def advise(machine: Machine, storage: Storage, probes: list[Probe]) -> list[Advice]:
     """Return the advice on a machine, a storage and its probes, in the order of a report."""
     return [
         *_machine(machine),
@@ -106,15 +107,15 @@ def advise(machine: dict[str, Any], storage: dict[str, Any], probes: list[Probe]
     ]
 
 
-def _machine(machine: dict[str, Any]) -> Iterator[Advice]:
-    governor = machine["cpu"]["governor"]
+def _machine(machine: Machine) -> Iterator[Advice]:
+    governor = machine.cpu.governor
     if governor not in (None, "performance"):
         yield _warn(
             "cpu.governor",
             f"CPU governor is {governor}: times vary with the clock",
             "As root: cpupower frequency-set -g performance",
         )
-    available, limit = machine["memory"]["available_bytes"], machine["cgroup"]["memory_limit_bytes"]
+    available, limit = machine.memory.available_bytes, machine.cgroup.memory_limit_bytes
     usable = min((n for n in (available, limit) if n is not None), default=None)
     if usable is not None and usable < LOW_MEMORY_BYTES:
         yield _warn(
@@ -122,30 +123,30 @@ def _machine(machine: dict[str, Any]) -> Iterator[Advice]:
             f"only {format_size(usable)} of memory is available",
             f"Free some: a run needs {format_size(LOW_MEMORY_BYTES)}, or a smaller --size.",
         )
-    if machine["memory"].get("host_takes_free_memory"):
+    if machine.memory.host_takes_free_memory:
         yield _warn(
             "memory.pages",
             "new pages are slow here: this virtual machine returns free memory to its host",
             "Page-cache writers are limited by this, not by the device. On the host: switch off "
             "free page reporting of the balloon.",
         )
-    if machine["versions"]["fio"] is None:
+    if machine.versions.get("fio") is None:
         yield _warn(
             "fio", "fio is missing: writers cannot be compared with it", "apt-get install fio"
         )
-    if machine["versions"].get("torch") is None:
+    if machine.versions.get("torch") is None:
         yield _fail("torch", "torch is not installed", "pip install torch")
-    ring = machine["io_uring"]
-    if not ring["works"]:
-        yield _warn("io_uring", f"io_uring: {ring['reason']}", ring["remedy"])
-    gds = machine["gds"]
-    if gds["remedy"]:
-        yield _warn("gds", f"GPUDirect Storage: {gds['state']}", gds["remedy"])
+    ring = machine.io_uring
+    if not ring.works:
+        yield _warn("io_uring", f"io_uring: {ring.reason}", ring.remedy)
+    gds = machine.gds
+    if gds.remedy:
+        yield _warn("gds", f"GPUDirect Storage: {gds.state}", gds.remedy)
 
 
-def _space(storage: dict[str, Any]) -> Iterator[Advice]:
-    ratio, free = storage["used_ratio"], storage["free_bytes"]
-    if free < LOW_FREE_BYTES:
+def _space(storage: Storage) -> Iterator[Advice]:
+    ratio, free = storage.used_ratio, storage.free_bytes
+    if free is not None and free < LOW_FREE_BYTES:
         yield _warn(
             "storage.free",
             f"only {format_size(free)} free: too little for a meaningful run",
@@ -157,31 +158,31 @@ def _space(storage: dict[str, Any]) -> Iterator[Advice]:
             f"{ratio:.0%} full: allocation is scattered and SSDs slow down",
             "Free some space, or choose another --target.",
         )
-    inodes, total = storage["inodes_free"], storage["inodes_total"]
+    inodes, total = storage.inodes_free, storage.inodes_total
     if inodes is not None and total and inodes < total * (1 - FULL_RATIO):
         yield _warn(
             "storage.inodes", f"only {inodes} inodes free of {total}", "Remove small files."
         )
 
 
-def _kind(storage: dict[str, Any]) -> Iterator[Advice]:
-    kind = storage["kind"]
-    for trap in _TRAPS[kind]:
+def _kind(storage: Storage) -> Iterator[Advice]:
+    kind = storage.kind
+    for trap in _TRAPS.get(kind or "unknown", ()):
         yield _note("storage.trap", trap)
-    if storage["fs_type"] in _FS_TRAPS:
-        yield _note("storage.trap", _FS_TRAPS[storage["fs_type"]])
+    if storage.fs_type in _FS_TRAPS:
+        yield _note("storage.trap", _FS_TRAPS[storage.fs_type])
     if kind in _KINDS:
         level, message, remedy = _KINDS[kind]
         yield Advice(level=level, subject="storage.kind", message=message, remedy=remedy)
 
 
-def _options(storage: dict[str, Any]) -> Iterator[Advice]:
-    options = storage["mount_options"]
+def _options(storage: Storage) -> Iterator[Advice]:
+    options = storage.mount_options
     if "ro" in options:
         yield _fail(
             "storage.options",
             "mounted read-only",
-            f"As root: mount -o remount,rw {storage['mount_point']}",
+            f"As root: mount -o remount,rw {storage.mount_point}",
         )
     for option in options:
         meaning = _OPTIONS.get(option)
@@ -191,29 +192,29 @@ def _options(storage: dict[str, Any]) -> Iterator[Advice]:
             yield _warn("storage.options", f"mount option {option}", meaning)
 
 
-def _device(storage: dict[str, Any]) -> Iterator[Advice]:
-    for leaf in leaf_devices(storage["device"]):
-        if leaf["rotational"] and leaf["type"] not in ("loop", "virtio"):
+def _device(storage: Storage) -> Iterator[Advice]:
+    for leaf in storage.leaves():
+        if leaf.rotational and leaf.type not in ("loop", "virtio"):
             yield _note(
-                "storage.device", f"{leaf['disk']} reports a rotating disk: many streams cost seeks"
+                "storage.device", f"{leaf.disk} reports a rotating disk: many streams cost seeks"
             )
-        if leaf["type"] == "loop" and leaf["loop_direct_io"] is False:
+        if leaf.type == "loop" and leaf.loop_direct_io is False:
             yield _warn(
                 "storage.device",
-                f"{leaf['disk']} is a loop device without direct I/O: its file is cached",
-                f"As root: losetup --direct-io=on /dev/{leaf['disk']}",
+                f"{leaf.disk} is a loop device without direct I/O: its file is cached",
+                f"As root: losetup --direct-io=on /dev/{leaf.disk}",
             )
-        if leaf["type"] in ("zram", "ram"):
+        if leaf.type in ("zram", "ram"):
             yield _fail(
                 "storage.device",
-                f"{leaf['disk']} is memory: nothing is durable",
+                f"{leaf.disk} is memory: nothing is durable",
                 "Choose another --target.",
             )
-        if leaf["iostats"] is False:
+        if leaf.iostats is False:
             yield _warn(
                 "storage.device",
-                f"{leaf['disk']} keeps no counters: bytes written cannot be checked",
-                f"As root: echo 1 > /sys/block/{leaf['disk']}/queue/iostats",
+                f"{leaf.disk} keeps no counters: bytes written cannot be checked",
+                f"As root: echo 1 > /sys/block/{leaf.disk}/queue/iostats",
             )
 
 

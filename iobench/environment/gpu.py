@@ -8,8 +8,8 @@ from __future__ import annotations
 import os
 import re
 import sys
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from iobench.environment.kernelfs import read_text
 from iobench.units import MIB
@@ -19,7 +19,33 @@ _PCI = len("0000:17:00.0")
 _QUERY = "name,memory.total,driver_version,pci.bus_id"
 
 
-def parse_nvidia_smi(text: str) -> list[dict[str, Any]]:
+@dataclass(frozen=True, kw_only=True)
+class Gpu:
+    """One NVIDIA GPU. `pci` is its address."""
+
+    name: str = "unknown"
+    memory_bytes: int | None = None
+    driver: str | None = None
+    pci: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gds:
+    """GPUDirect Storage: driver, nvidia-fs module, cuFile library; `state` and `remedy` in words.
+
+    `ready` means that all parts are present; no transfer was tried.
+    """
+
+    nvidia_driver: bool | None = None
+    nvidia_fs: bool | None = None
+    nvidia_fs_version: str | None = None
+    cufile: str | None = None
+    ready: bool | None = None
+    state: str = ""
+    remedy: str = ""
+
+
+def parse_nvidia_smi(text: str) -> list[Gpu]:
     """Parse `nvidia-smi --query-gpu=name,memory.total,driver_version,pci.bus_id` as CSV."""
     gpus = []
     for line in text.splitlines():
@@ -28,25 +54,22 @@ def parse_nvidia_smi(text: str) -> list[dict[str, Any]]:
             continue
         name, memory_mib, driver, bus = fields
         gpus.append(
-            {
-                "name": name,
-                "memory_bytes": int(memory_mib) * MIB if memory_mib.isdigit() else None,
-                "driver": driver,
-                "pci": bus.lower(),
-            }
+            Gpu(
+                name=name,
+                memory_bytes=int(memory_mib) * MIB if memory_mib.isdigit() else None,
+                driver=driver,
+                pci=bus.lower(),
+            )
         )
     return gpus
 
 
-def parse_gpu_information(text: str) -> dict[str, Any]:
+def parse_gpu_information(text: str) -> Gpu:
     """Parse the text of /proc/driver/nvidia/gpus/BUS/information, which describes one GPU."""
     pairs = {k.strip(): v.strip() for k, _, v in (ln.partition(":") for ln in text.splitlines())}
-    return {
-        "name": pairs.get("Model", "unknown"),
-        "memory_bytes": None,
-        "driver": None,
-        "pci": pairs.get("Bus Location", "").lower() or None,
-    }
+    return Gpu(
+        name=pairs.get("Model", "unknown"), pci=pairs.get("Bus Location", "").lower() or None
+    )
 
 
 def parse_driver_version(text: str) -> str | None:
@@ -54,19 +77,19 @@ def parse_driver_version(text: str) -> str | None:
     return found[1] if found else None
 
 
-def gpus_of_driver() -> list[dict[str, Any]]:
+def gpus_of_driver() -> list[Gpu]:
     """Return name, driver and PCI address of every NVIDIA GPU from the driver's files.
 
     It takes no time and starts no program. Without these files (WSL) it returns nothing.
     """
     driver = parse_driver_version(read_text(_DRIVER / "version") or "")
     return [
-        parse_gpu_information(read_text(path) or "") | {"driver": driver}
+        replace(parse_gpu_information(read_text(path) or ""), driver=driver)
         for path in sorted((_DRIVER / "gpus").glob("*/information"))
     ]
 
 
-def describe_gpus() -> list[dict[str, Any]]:
+def describe_gpus() -> list[Gpu]:
     """Return name, memory in bytes, driver and PCI address of every NVIDIA GPU.
 
     Runs nvidia-smi; if that is missing or fails, reads the driver's files. Names are those of the
@@ -85,9 +108,9 @@ def describe_gpus() -> list[dict[str, Any]]:
     except (OSError, subprocess.SubprocessError):
         return known
     # nvidia-smi writes the PCI domain with 8 digits, the driver's files with 4.
-    names = {(gpu["pci"] or "")[-_PCI:]: gpu["name"] for gpu in known}
+    names = {(gpu.pci or "")[-_PCI:]: gpu.name for gpu in known}
     return [
-        gpu | {"name": names.get(gpu["pci"][-_PCI:], gpu["name"])}
+        replace(gpu, name=names.get((gpu.pci or "")[-_PCI:], gpu.name))
         for gpu in parse_nvidia_smi(answer.stdout)
     ]
 
@@ -137,25 +160,22 @@ def _is_set(variable: str, key: str, settings: str) -> bool:
     return re.search(rf'"{key}"\s*:\s*true\b', settings) is not None
 
 
-def describe_gds(gpus: list[dict[str, Any]]) -> dict[str, Any]:
-    """Describe driver, nvidia-fs module and cuFile library; `state` and `remedy` are sentences.
-
-    `ready` means that all parts are present; no transfer was tried.
-    """
+def describe_gds(*, gpus: bool) -> Gds:
+    """Describe GPUDirect Storage on a machine with or without `gpus`."""
     library = find_cufile()
     compatibility = compatibility_mode()
     state, remedy = gds_state(
-        gpus=bool(gpus), driver=has_driver(), library=library, compatibility=compatibility
+        gpus=gpus, driver=has_driver(), library=library, compatibility=compatibility
     )
-    return {
-        "nvidia_driver": has_driver(),
-        "nvidia_fs": _NVIDIA_FS.exists(),
-        "nvidia_fs_version": read_text(_NVIDIA_FS / "version"),
-        "cufile": library,
-        "ready": bool(gpus) and library is not None and not compatibility,
-        "state": state,
-        "remedy": remedy,
-    }
+    return Gds(
+        nvidia_driver=has_driver(),
+        nvidia_fs=_NVIDIA_FS.exists(),
+        nvidia_fs_version=read_text(_NVIDIA_FS / "version"),
+        cufile=library,
+        ready=gpus and library is not None and not compatibility,
+        state=state,
+        remedy=remedy,
+    )
 
 
 def gds_state(

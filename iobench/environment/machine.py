@@ -1,85 +1,168 @@
-"""Description of the machine as JSON types and its fingerprint."""
+"""Description of the machine and its fingerprint."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import platform
-import sys
 from collections.abc import Mapping
-from pathlib import Path
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from iobench.environment.cpu import describe_cpu, describe_virtualisation
-from iobench.environment.gpu import describe_gds, describe_gpus, gpus_of_driver
-from iobench.environment.memory import describe_cgroup, describe_memory, describe_page_cache
+from iobench.environment.cpu import Cpu, Virtualisation, describe_cpu, describe_virtualisation
+from iobench.environment.facts import Fact, joined, size_of
+from iobench.environment.gpu import Gds, Gpu, describe_gds, describe_gpus, gpus_of_driver
+from iobench.environment.memory import (
+    ControlGroup,
+    Memory,
+    PageCache,
+    describe_cgroup,
+    describe_memory,
+    describe_page_cache,
+)
 from iobench.environment.mounts import read_mounts
 from iobench.environment.software import describe_software, distribution
-from iobench.environment.storage import describe_storage, leaf_devices
-from iobench.environment.uring import describe_io_uring
+from iobench.environment.storage import OBJECT_STORE, Storage
+from iobench.environment.uring import IoUring, describe_io_uring
 from iobench.linux import kernel_version
-from iobench.units import GIB
+from iobench.units import GIB, format_rate
 
 
-def describe_machine() -> dict[str, Any]:
-    """Describe host, kernel, CPU, memory, GPUs, versions and kernel settings; JSON types only.
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """Host, kernel, CPU, memory, GPUs, versions and kernel settings.
 
-    Takes some 50 ms, most of it for running fio and nvidia-smi. Facts that the machine does not
-    report are None; they raise no error.
+    Facts that the machine does not report, or that an older record lacks, are None or empty.
     """
-    cpu = describe_cpu()
-    gpus = describe_gpus()
-    facts: dict[str, Any] = {
-        "hostname": platform.node(),
-        "distribution": distribution(),
-        "kernel": platform.release(),
-        "kernel_version": ".".join(map(str, kernel_version())),
-        "cpu": cpu,
-        "virtualisation": describe_virtualisation(bool(cpu["virtual"])),
-        "memory": describe_memory(),
-        "cgroup": describe_cgroup(read_mounts()),
-        "page_cache": describe_page_cache(),
-        "io_uring": describe_io_uring(),
-        "gpus": gpus,
-        "gds": describe_gds(gpus),
-        "versions": describe_software(),
-    }
-    return facts | {"fingerprint": fingerprint(facts)}
+
+    hostname: str | None = None
+    distribution: str | None = None
+    kernel: str | None = None
+    kernel_version: str | None = None
+    cpu: Cpu = field(default_factory=Cpu)
+    virtualisation: Virtualisation = field(default_factory=Virtualisation)
+    memory: Memory = field(default_factory=Memory)
+    cgroup: ControlGroup = field(default_factory=ControlGroup)
+    page_cache: PageCache = field(default_factory=PageCache)
+    io_uring: IoUring = field(default_factory=IoUring)
+    gpus: tuple[Gpu, ...] = ()
+    gds: Gds = field(default_factory=Gds)
+    versions: Mapping[str, str | None] = field(default_factory=dict)
+    fingerprint: str | None = None
+
+    def main_facts(self) -> dict[str, str | None]:
+        """Return what decides the figures, by name; None for what is unknown."""
+        gpus = [one.name for one in self.gpus]
+        return {
+            "host": self.hostname,
+            "kernel": self.kernel,
+            "CPU": self.cpu.model,
+            "CPUs": str(self.cpu.usable_cpus) if self.cpu.usable_cpus else None,
+            "memory": size_of(self.memory.total_bytes),
+            "GPUs": joined(*(f"{gpus.count(name)} x {name}" for name in dict.fromkeys(gpus)))
+            or None,
+        }
+
+    def words(self) -> list[str]:
+        """Return these for one line: `vm`, `Linux 6.18`, `AMD EPYC`, `2 CPUs`."""
+        forms = {"kernel": "Linux {}", "CPUs": "{} CPUs", "memory": "{} memory"}
+        return [forms.get(name, "{}").format(one) for name, one in self.main_facts().items() if one]
+
+    def facts(self) -> list[Fact]:
+        """Return host, CPU, memory, kernel, versions and GPUs, in the order of `iobench doctor`."""
+        rate, cuda = self.memory.new_pages_bytes_per_s, self.versions.get("torch_cuda")
+        container, hypervisor = self.virtualisation.container, self.virtualisation.hypervisor
+        torch = joined(self.versions.get("torch"), cuda and f"built for CUDA {cuda}")
+        return Fact.known(
+            [
+                ("host", self.hostname),
+                ("cpu", str(self.cpu)),
+                ("governor", self.cpu.governor, "cpu.governor"),
+                (
+                    "memory",
+                    joined(
+                        size_of(self.memory.total_bytes),
+                        size_of(self.memory.available_bytes, "{} available"),
+                        size_of(self.cgroup.memory_limit_bytes, "control group allows {}"),
+                        size_of(self.memory.swap_total_bytes, "swap {}"),
+                    ),
+                    "memory",
+                ),
+                ("new pages", rate and format_rate(rate), "memory.pages"),
+                ("dirty limits", "" if self.page_cache == PageCache() else self.page_cache),
+                (
+                    "runs in",
+                    joined(
+                        container and f"{container} container",
+                        hypervisor and f"virtual machine ({hypervisor})",
+                    ),
+                ),
+                ("system", self.distribution),
+                ("kernel", self.kernel),
+                (
+                    "io_uring",
+                    "a ring was set up" if self.io_uring.works else self.io_uring.reason,
+                    "io_uring",
+                ),
+                ("python", self.versions.get("python")),
+                ("torch", self.versions and (torch or "missing"), "torch"),
+                ("fio", self.versions and (self.versions.get("fio") or "missing"), "fio"),
+                *(
+                    (
+                        "gpu",
+                        joined(
+                            gpu.name,
+                            size_of(gpu.memory_bytes),
+                            f"driver {gpu.driver or 'unknown'}",
+                        ),
+                    )
+                    for gpu in self.gpus
+                ),
+                ("gpudirect", self.gds.state, "gds" if self.gpus else ""),
+                ("fingerprint", self.fingerprint),
+            ]
+        )
 
 
-def describe_environment(directory: Path | str) -> dict[str, Any]:
-    """Describe the machine, the storage of `directory` and the command, for a result file.
-
-    This fingerprint also covers the storage, unlike that of the machine. Raises TargetError if
-    `directory` is not a directory.
-    """
-    machine, storage = describe_machine(), describe_storage(directory)
-    return {
-        "machine": machine,
-        "storage": storage,
-        "command": [str(word) for word in sys.argv],
-        "fingerprint": fingerprint(machine, storage),
-    }
+def describe_machine() -> Machine:
+    """Describe this machine. Takes some 50 ms, most of it for running fio and nvidia-smi."""
+    cpu, gpus = describe_cpu(), tuple(describe_gpus())
+    machine = Machine(
+        hostname=platform.node(),
+        distribution=distribution(),
+        kernel=platform.release(),
+        kernel_version=".".join(map(str, kernel_version())),
+        cpu=cpu,
+        virtualisation=describe_virtualisation(virtual=cpu.virtual is True),
+        memory=describe_memory(),
+        cgroup=describe_cgroup(read_mounts()),
+        page_cache=describe_page_cache(),
+        io_uring=describe_io_uring(),
+        gpus=gpus,
+        gds=describe_gds(gpus=bool(gpus)),
+        versions=describe_software(),
+    )
+    return replace(machine, fingerprint=fingerprint(machine))
 
 
 def machine_fingerprint() -> str:
-    """Return `describe_machine()["fingerprint"]`, collecting only the facts that it covers.
+    """Return `describe_machine().fingerprint`, collecting only the facts that it covers.
 
     All ranks of a node call it when they start. So it does not run nvidia-smi, which takes seconds
     then, wherever the driver's files have the names.
     """
     return fingerprint(
-        {
-            "kernel_version": ".".join(map(str, kernel_version())),
-            "cpu": describe_cpu(),
-            "memory": describe_memory(),
-            "cgroup": describe_cgroup(read_mounts()),
-            "gpus": gpus_of_driver() or describe_gpus(),
-        }
+        Machine(
+            kernel_version=".".join(map(str, kernel_version())),
+            cpu=describe_cpu(),
+            memory=describe_memory(),
+            cgroup=describe_cgroup(read_mounts()),
+            gpus=tuple(gpus_of_driver() or describe_gpus()),
+        )
     )
 
 
-def fingerprint(machine: dict[str, Any], storage: dict[str, Any] | None = None) -> str:
+def fingerprint(machine: Machine, storage: Storage | None = None) -> str:
     """Return 12 hexadecimal digits that are equal for machines whose figures are comparable.
 
     They cover the CPU model, the usable CPUs, the lower of memory and control-group limit in whole
@@ -88,33 +171,25 @@ def fingerprint(machine: dict[str, Any], storage: dict[str, Any] | None = None) 
     transport, size in whole GiB and scheduler. For an object store they cover endpoint, bucket and
     prefix. Host name, package versions and free space are not included.
     """
-    memory, limit = machine["memory"]["total_bytes"], machine["cgroup"]["memory_limit_bytes"]
-    bounds = [value for value in (memory, limit) if value is not None]
+    bounds = machine.memory.total_bytes, machine.cgroup.memory_limit_bytes
     facts: dict[str, Any] = {
-        "cpu": machine["cpu"]["model"],
-        "cpus": machine["cpu"]["usable_cpus"],
-        "memory_gib": _gib(min(bounds, default=None)),
-        "kernel": machine["kernel_version"],
-        "gpus": sorted(gpu["name"] for gpu in machine["gpus"]),
+        "cpu": machine.cpu.model,
+        "cpus": machine.cpu.usable_cpus,
+        "memory_gib": _gib(min((one for one in bounds if one is not None), default=None)),
+        "kernel": machine.kernel_version,
+        "gpus": sorted(gpu.name for gpu in machine.gpus),
     }
     if storage is not None:
-        facts["storage"] = [storage["kind"], storage["fs_type"]]
+        facts["storage"] = [storage.kind, storage.fs_type]
         facts["devices"] = [
-            [leaf[name] for name in ("type", "model", "transport", "scheduler")]
-            + [_gib(leaf["size_bytes"])]
-            for leaf in leaf_devices(storage["device"])
+            [one.type, one.model, one.transport, one.scheduler, _gib(one.size_bytes)]
+            for one in storage.leaves()
         ]
-        if "endpoint" in storage:
-            facts["store"] = [storage["endpoint"], storage["path"]]
+        if storage.kind == OBJECT_STORE:
+            facts["store"] = [storage.endpoint, storage.path]
     text = json.dumps(facts, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def _gib(size_bytes: int | None) -> int | None:
     return None if size_bytes is None else round(size_bytes / GIB)
-
-
-def part_of(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """Return the facts under `name`; empty where a record lacks them."""
-    part = values.get(name)
-    return part if isinstance(part, Mapping) else {}

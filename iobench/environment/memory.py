@@ -6,20 +6,68 @@ import functools
 import mmap
 import resource
 import time
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
+from iobench.environment.facts import joined, size_of
 from iobench.environment.kernelfs import read_int, read_text, selected
 from iobench.environment.mounts import Mount, parse_mountinfo
 from iobench.units import MIB
 
-_VM = (
-    *("dirty_ratio", "dirty_background_ratio", "dirty_bytes", "dirty_background_bytes"),
-    *("dirty_expire_centisecs", "dirty_writeback_centisecs", "swappiness", "overcommit_memory"),
-)
 _CLEAR_REFS = Path("/proc/self/clear_refs")
 _REPORTING = 5  # linux/virtio_balloon.h
 _UNLIMITED = 1 << 60  # cgroup v1 reports "no limit" as a number near 2**63
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """Memory and swap of a machine, and the limits of this process.
+
+    `new_pages_bytes_per_s` is measured by `iobench doctor` only.
+    """
+
+    total_bytes: int | None = None
+    available_bytes: int | None = None
+    swap_total_bytes: int | None = None
+    swap_free_bytes: int | None = None
+    dirty_bytes: int | None = None
+    cached_bytes: int | None = None
+    hugepages_total: int | None = None
+    memlock_limit_bytes: int | None = None
+    open_files_limit: int | None = None
+    host_takes_free_memory: bool | None = None
+    new_pages_bytes_per_s: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ControlGroup:
+    """The lowest limits of the control groups of this process; None means no limit."""
+
+    memory_limit_bytes: int | None = None
+    cpu_limit: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PageCache:
+    """The settings of the page cache, by their names under /proc/sys/vm."""
+
+    dirty_ratio: int | None = None
+    dirty_background_ratio: int | None = None
+    dirty_bytes: int | None = None
+    dirty_background_bytes: int | None = None
+    dirty_expire_centisecs: int | None = None
+    dirty_writeback_centisecs: int | None = None
+    swappiness: int | None = None
+    overcommit_memory: int | None = None
+    transparent_hugepage: str | None = None
+
+    def __str__(self) -> str:
+        """The limits in force: bytes if they are set, else percent of available memory."""
+        soft = size_of(self.dirty_background_bytes) or f"{self.dirty_background_ratio}%"
+        return joined(
+            f"{soft} background", f"{size_of(self.dirty_bytes) or f'{self.dirty_ratio}%'} hard"
+        )
 
 
 def parse_meminfo(text: str) -> dict[str, int]:
@@ -33,20 +81,21 @@ def parse_meminfo(text: str) -> dict[str, int]:
     return facts
 
 
-def describe_memory() -> dict[str, Any]:
+def describe_memory() -> Memory:
     """Describe total and available memory, swap, dirty pages and the limits of this process."""
     facts = parse_meminfo(read_text("/proc/meminfo") or "")
-    return {
-        "total_bytes": facts.get("MemTotal"),
-        "available_bytes": facts.get("MemAvailable"),
-        "swap_total_bytes": facts.get("SwapTotal"),
-        "swap_free_bytes": facts.get("SwapFree"),
-        "dirty_bytes": facts.get("Dirty"),
-        "cached_bytes": facts.get("Cached"),
-        "hugepages_total": facts.get("HugePages_Total"),
-        "memlock_limit_bytes": _limit(resource.RLIMIT_MEMLOCK),
-        "open_files_limit": _limit(resource.RLIMIT_NOFILE),
-    }
+    return Memory(
+        total_bytes=facts.get("MemTotal"),
+        available_bytes=facts.get("MemAvailable"),
+        swap_total_bytes=facts.get("SwapTotal"),
+        swap_free_bytes=facts.get("SwapFree"),
+        dirty_bytes=facts.get("Dirty"),
+        cached_bytes=facts.get("Cached"),
+        hugepages_total=facts.get("HugePages_Total"),
+        memlock_limit_bytes=_limit(resource.RLIMIT_MEMLOCK),
+        open_files_limit=_limit(resource.RLIMIT_NOFILE),
+        host_takes_free_memory=host_takes_free_memory(),
+    )
 
 
 def available_bytes(proc: Path = Path("/proc")) -> int | None:
@@ -105,10 +154,11 @@ def host_takes_free_memory(sysfs: Path = Path("/sys")) -> bool:
     return any((read_text(features) or "")[_REPORTING:][:1] == "1" for features in found)
 
 
-def describe_page_cache() -> dict[str, int | str | None]:
-    settings: dict[str, int | str | None] = {n: read_int(f"/proc/sys/vm/{n}") for n in _VM}
+def describe_page_cache() -> PageCache:
+    names = [one.name for one in fields(PageCache) if one.name != "transparent_hugepage"]
+    settings = {name: read_int(f"/proc/sys/vm/{name}") for name in names}
     huge = read_text("/sys/kernel/mm/transparent_hugepage/enabled")
-    return settings | {"transparent_hugepage": selected(huge)}
+    return PageCache(**settings, transparent_hugepage=selected(huge))
 
 
 def cgroup_directories(cgroup_text: str, mounts: list[Mount], controller: str) -> list[Path]:
@@ -133,12 +183,10 @@ def cgroup_directories(cgroup_text: str, mounts: list[Mount], controller: str) -
     return []
 
 
-def describe_cgroup(
-    mounts: list[Mount], proc: Path = Path("/proc")
-) -> dict[str, int | float | str | None]:
+def describe_cgroup(mounts: list[Mount], proc: Path = Path("/proc")) -> ControlGroup:
     """Return the lowest memory limit (bytes) and CPU limit (CPUs) of this process's control groups.
 
-    None means no limit. Outer groups that a container hides are not visible.
+    Outer groups that a container hides are not visible.
     """
     text = read_text(proc / "self/cgroup") or ""
     memory = [
@@ -152,7 +200,9 @@ def describe_cgroup(
         for directory in cgroup_directories(text, mounts, "cpu")
         if (limit := _cpu_limit(directory)) is not None
     ]
-    return {"memory_limit_bytes": min(memory, default=None), "cpu_limit": min(cpus, default=None)}
+    return ControlGroup(
+        memory_limit_bytes=min(memory, default=None), cpu_limit=min(cpus, default=None)
+    )
 
 
 @functools.cache

@@ -4,13 +4,88 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from iobench.environment.blockdev import describe_device, find_device
+from iobench.environment.blockdev import Device, describe_device, find_device
+from iobench.environment.facts import Fact, joined, size_of
 from iobench.environment.mounts import Mount, mount_of, read_mounts
 from iobench.errors import TargetError
+
+OBJECT_STORE = "object store"
+"""The kind of a storage that has buckets."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Storage:
+    """The storage of one directory or bucket. Sizes are bytes; None for unknown facts.
+
+    `free_bytes` is free for ordinary users. `used_ratio` counts like df: blocks reserved for root
+    are neither free nor used. Inodes are None on file systems that allocate them as needed.
+    `device` is None if no block device can be identified (tmpfs, network file systems, overlays in
+    containers). `upper` describes the file system that an overlay writes to, if it is visible. Only
+    an object store has an `endpoint`.
+    """
+
+    path: str | None = None
+    total_bytes: int | None = None
+    free_bytes: int | None = None
+    used_ratio: float | None = None
+    inodes_total: int | None = None
+    inodes_free: int | None = None
+    fs_block_bytes: int | None = None
+    kind: str | None = None
+    mount_point: str | None = None
+    fs_type: str | None = None
+    source: str | None = None
+    mount_options: tuple[str, ...] = ()
+    device: Device | None = None
+    upper: Storage | None = None
+    endpoint: str | None = None
+
+    def leaves(self) -> list[Device]:
+        """Return the devices at the bottom of the stack; empty where no device is known."""
+        return [] if self.device is None else self.device.leaves()
+
+    def words(self) -> list[str]:
+        """Return file system and device for one line: `ext4`, `Samsung 990 PRO`."""
+        device = self.device or Device()
+        return [fact for fact in (self.fs_type or self.kind, device.model or device.name) if fact]
+
+    def __str__(self) -> str:
+        """`ext4 on vda` or `s3 at http://127.0.0.1:9000`."""
+        below = (self.device and self.device.name) or self.endpoint or self.source
+        place = f" {'at' if self.endpoint else 'on'} {below}" if below else ""
+        return f"{self.fs_type or self.kind}{place}"
+
+    def facts(self) -> list[Fact]:
+        """Return kind, mount, free space, and the device with those below it."""
+        return Fact.known(
+            [
+                ("kind", self.kind, "storage.kind"),
+                ("file system", self.fs_type and self._mounted()),
+                ("mount options", ", ".join(self.mount_options), "storage.options"),
+                ("upper directory", self.upper and self.upper._mounted()),
+                (
+                    "free space",
+                    joined(
+                        size_of(self.free_bytes, f"{{}} of {size_of(self.total_bytes)}"),
+                        None if self.used_ratio is None else f"{self.used_ratio:.0%} used",
+                    ),
+                    "storage.free",
+                ),
+                (
+                    "free inodes",
+                    "" if self.inodes_free is None else f"{self.inodes_free}",
+                    "storage.inodes",
+                ),
+                *(self.device.facts() if self.device else ()),
+            ]
+        )
+
+    def _mounted(self) -> str:
+        where = f"{self.fs_type} on {self.mount_point}"
+        return f"{where} from {self.source}" if self.source else where
 
 
 def check_directory(directory: Path | str) -> Path:
@@ -26,66 +101,40 @@ def check_directory(directory: Path | str) -> Path:
     return Path(directory).resolve()
 
 
-def describe_storage(directory: Path | str) -> dict[str, Any]:
-    """Describe the storage of `directory` for a result, as JSON types.
-
-    Sizes are bytes. `device` is None if no block device can be identified (tmpfs, network file
-    systems, overlays in containers). `upper` describes the file system that an overlay writes to,
-    if it is visible. Raises TargetError if `directory` is not a directory.
-    """
+def describe_storage(directory: Path | str) -> Storage:
+    """Describe the storage of `directory`. Raises TargetError if it is not a directory."""
     path = check_directory(directory)
     mounts = read_mounts()
-    mount = mount_of(path, mounts)
-    facts: dict[str, Any] = {"path": str(path), **describe_space(os.statvfs(path))}
-    if mount is None:
-        return facts | {"kind": "unknown", "fs_type": None, "mount_options": [], "device": None}
-    return facts | describe_mount(mount) | {"upper": _upper(mount, mounts)}
+    mount, space = mount_of(path, mounts), os.statvfs(path)
+    found = Storage(kind="unknown") if mount is None else describe_mount(mount)
+    used, free = space.f_blocks - space.f_bfree, space.f_bavail
+    return replace(
+        found,
+        path=str(path),
+        total_bytes=space.f_blocks * space.f_frsize,
+        free_bytes=free * space.f_frsize,
+        used_ratio=used / (used + free) if used + free else None,
+        inodes_total=space.f_files or None,
+        inodes_free=space.f_favail if space.f_files else None,
+        fs_block_bytes=space.f_bsize,
+        upper=_upper(mount, mounts) if mount else None,
+    )
 
 
-def describe_space(answer: os.statvfs_result) -> dict[str, Any]:
-    """Describe bytes and inodes from statvfs. `free_bytes` is free for ordinary users.
-
-    `used_ratio` counts like df: blocks reserved for root are neither free nor used. Inodes are None
-    on file systems that allocate them as needed.
-    """
-    unit = answer.f_frsize
-    used, free = answer.f_blocks - answer.f_bfree, answer.f_bavail
-    return {
-        "total_bytes": answer.f_blocks * unit,
-        "free_bytes": free * unit,
-        "used_ratio": used / (used + free) if used + free else None,
-        "inodes_total": answer.f_files or None,
-        "inodes_free": answer.f_favail if answer.f_files else None,
-        "fs_block_bytes": answer.f_bsize,
-    }
-
-
-def describe_mount(mount: Mount) -> dict[str, Any]:
+def describe_mount(mount: Mount) -> Storage:
     """Describe file system, options and device of one mount."""
     number = find_device(mount.device, mount.source)
-    return {
-        "kind": mount.kind,
-        "mount_point": mount.mount_point,
-        "fs_type": mount.fs_type,
-        "source": mount.source,
-        "mount_options": mount.all_options,
-        "device": describe_device(number) if number else None,
-    }
+    return Storage(
+        kind=mount.kind,
+        mount_point=mount.mount_point,
+        fs_type=mount.fs_type,
+        source=mount.source,
+        mount_options=tuple(mount.all_options),
+        device=describe_device(number) if number else None,
+    )
 
 
-def leaf_devices(device: Any) -> list[Mapping[str, Any]]:
-    """Return the devices at the bottom of a stack (dm, md ...), or the device itself.
-
-    Anything else than a description of a device, as in a damaged record, has none.
-    """
-    if not isinstance(device, Mapping):
-        return []
-    backing = device.get("backing")
-    parts = backing if isinstance(backing, list) else []
-    return [leaf for part in parts for leaf in leaf_devices(part)] or [device]
-
-
-def _upper(mount: Mount, mounts: list[Mount]) -> dict[str, Any] | None:
+def _upper(mount: Mount, mounts: list[Mount]) -> Storage | None:
     """Describe the file system of an overlay's upper directory; None if a container hides it."""
     if mount.fs_type != "overlay":
         return None

@@ -5,8 +5,8 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from iobench.environment.kernelfs import read_int
 
@@ -15,6 +15,17 @@ _ENTRIES = 4
 _PARAMS_BYTES = 120  # sizeof(struct io_uring_params), linux/io_uring.h
 _FEATURES_OFFSET = 20
 _SYSCTL = Path("/proc/sys/kernel/io_uring_disabled")
+
+
+@dataclass(frozen=True, kw_only=True)
+class IoUring:
+    """Whether a ring `works`, the kernel's `features` bits, the sysctl, and why it does not."""
+
+    works: bool = False
+    disabled_sysctl: int | None = None
+    features: int | None = None
+    reason: str = ""
+    remedy: str = ""
 
 
 def explain_refusal(number: int, disabled: int | None) -> tuple[str, str]:
@@ -45,8 +56,8 @@ def explain_refusal(number: int, disabled: int | None) -> tuple[str, str]:
     return (f"{errno.errorcode.get(number, number)}: {os.strerror(number)}", "")
 
 
-def describe_io_uring() -> dict[str, Any]:
-    """Describe io_uring: `works`, the kernel's `features` bits, the sysctl, `reason`, `remedy`."""
+def describe_io_uring() -> IoUring:
+    """Try to set up a ring."""
     disabled = read_int(_SYSCTL)
     libc = ctypes.CDLL(None, use_errno=True)
     params = ctypes.create_string_buffer(_PARAMS_BYTES)
@@ -60,10 +71,10 @@ def describe_io_uring() -> dict[str, Any]:
         os.close(ring)
         reason, remedy = "", ""
         features = int.from_bytes(params.raw[_FEATURES_OFFSET : _FEATURES_OFFSET + 4], "little")
-    return {
-        "works": ring >= 0,
-        "disabled_sysctl": disabled,
-        "features": features,
-        "reason": reason,
-        "remedy": remedy,
-    }
+    return IoUring(
+        works=ring >= 0,
+        disabled_sysctl=disabled,
+        features=features,
+        reason=reason,
+        remedy=remedy,
+    )

@@ -230,9 +230,8 @@ def _is_control(key: Figure, before: _Side, after: _Side) -> bool:
     if any(side.verdicts[key].status in _SPOILT for side in (before, after)):
         return False
     versions = [
-        {name: version for name, version in found.items() if name != "iobench"}
+        {**one.run.environment.machine.versions, "iobench": None}
         for one in (*before.results, *after.results)
-        if isinstance(found := one.run.environment.machine.get("versions", {}), Mapping)
     ]
     return all(one == versions[0] for one in versions)
 

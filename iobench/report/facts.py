@@ -7,16 +7,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from iobench.bench.judging.verdict import repeats_every
-from iobench.environment.facts import (
-    device_words,
-    machine_facts,
-    machine_words,
-    main_facts,
-    storage_facts,
-    storage_words,
-)
-from iobench.environment.machine import part_of
-from iobench.environment.storage import leaf_devices
 from iobench.peers import PREFIX
 from iobench.report.document import Section
 from iobench.report.grid import Grid
@@ -36,9 +26,9 @@ def facts_section(environment: Environment, measured: str, target: str) -> Secti
     """Return the same of an `environment` in which was `measured`, with one or more targets."""
     columns = (("fact", False), ("value", False))
     rows = [["measured", measured]]
-    rows += [[fact.name, fact.words] for fact in machine_facts(environment.machine)]
+    rows += [[fact.name, fact.words] for fact in environment.machine.facts()]
     for place, storage in (environment.storages or {target: environment.storage}).items():
-        rows += [[f"{place}: {fact.name}", fact.words] for fact in storage_facts(storage)]
+        rows += [[f"{place}: {fact.name}", fact.words] for fact in storage.facts()]
     return Section(heading="Environment", grids=(Grid(columns=columns, rows=rows, sentences=(1,)),))
 
 
@@ -46,7 +36,7 @@ def repeat_section(*records: ResultFile) -> Section:
     """Return the exact commands; of one run also what else decides what it writes."""
     paragraphs, runs = [], [one.run for one in records]
     for run in runs if len(runs) == 1 else ():
-        if version := part_of(run.environment.machine, "versions").get("iobench"):
+        if version := run.environment.machine.versions.get("iobench"):
             paragraphs.append(f"This run was made by iobench {version}.")
         seed = run.plan.get("seed")
         if seed is not None and run.command[1:2] == ("run",) and "--seed" not in run.command:
@@ -57,8 +47,8 @@ def repeat_section(*records: ResultFile) -> Section:
 
 def environment_line(environment: Environment) -> str:
     """Return host, kernel, CPU, memory, GPUs and storage in one line, without unknown facts."""
-    facts = [*machine_words(environment.machine), *storage_words(environment.storage)]
-    facts += [f"{at}: {' '.join(storage_words(one))}" for at, one in environment.storages.items()]
+    facts = [*environment.machine.words(), *environment.storage.words()]
+    facts += [f"{at}: {' '.join(one.words())}" for at, one in environment.storages.items()]
     return ", ".join(facts) or "machine not known"
 
 
@@ -81,19 +71,18 @@ def unlike(old: Run, new: Run) -> list[str]:
 
 def _deciding(run: Run) -> Iterator[tuple[str, str]]:
     """Yield the facts that must be equal, as name and words; `unknown` where a record lacks one."""
-    found = main_facts(run.environment.machine)
-    total = part_of(run.environment.machine, "memory").get("total_bytes")
+    found = run.environment.machine.main_facts()
+    total = run.environment.machine.memory.total_bytes
     # A kernel takes a little of it for itself, and not always the same.
-    found["memory"] = f"{round(total / GIB)} GiB" if isinstance(total, int) else None
+    found["memory"] = f"{round(total / GIB)} GiB" if total is not None else None
     found["GPUs"] = found["GPUs"] or "none"
     yield from ((name, one or _UNKNOWN) for name, one in found.items() if name != "host")
     storages = run.environment.storages
     yield "targets", ", ".join(sorted(storages)) or "one"
     for target, storage in (storages or {"": run.environment.storage}).items():
         of = f" of {target}" if target else ""
-        yield f"file system{of}", str(storage.get("fs_type") or _UNKNOWN)
-        devices = [device_words(one) for one in leaf_devices(storage.get("device"))]
-        yield f"device{of}", "; ".join(filter(None, devices)) or _UNKNOWN
+        yield f"file system{of}", storage.fs_type or _UNKNOWN
+        yield f"device{of}", "; ".join(filter(None, map(str, storage.leaves()))) or _UNKNOWN
     yield "nodes", str(run.world.nodes if run.world else 1)
     yield "saves", "for a time" if run.plan.get("round_s") else "in turn with restores"
     yield "workload", f"{run.workload.name}, rank {run.workload.rank}"

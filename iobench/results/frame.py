@@ -57,8 +57,8 @@ def _rows(result: ResultFile) -> list[dict[str, Any]]:
         "run_status": result.end.status if result.end else "killed",
         "config_hash": run.config_hash,
         "workload": run.workload.name,
-        "hostname": run.environment.machine.get("hostname"),
-        "kernel": run.environment.machine.get("kernel"),
+        "hostname": run.environment.machine.hostname,
+        "kernel": run.environment.machine.kernel,
     }
     facts = _flat(
         {"workload": to_plain(run.workload), "machine": to_plain(run.environment.machine)}

@@ -26,24 +26,14 @@ FREE = {"storages": "storage", "versions": "version"} | dict.fromkeys(
 )
 """Objects whose keys writers, packages and targets choose, and the field that each value is."""
 _OTHERS = """
-aa arm arms asked available_bytes background backgrounds backing baseline block_size cached_bytes
-ceiling_jobs cgroup command cpu cpu_limit crc32 cuda_bindings device dirty_background_bytes
-dirty_background_ratio dirty_bytes dirty_expire_centisecs dirty_ratio dirty_writeback_centisecs
-disabled_sysctl discard disk dma_alignment error every every_asked failure_shape
-failures_per_1000_node_days features files floor floor_record format free_bytes fs_block_bytes fua
-full_bytes gds gpus gpus_per_node granularities granularity huge_pages hugepages_total inodes_free
-inodes_total io_uring iodepth ioengine iostats job label largest_bytes left_out
-logical_block_bytes logical_cpus loop_direct_io machine max_bytes max_cpu_s_per_gib
-max_hw_sectors_kb max_memory_bytes max_s max_sectors_kb measured memcpy_bytes_per_s
-memlock_limit_bytes memory memory_bytes memory_limit_bytes model_params mount_options name
-no_ceiling nodes nr_requests numa_nodes numjobs nvidia_fs objective open_files_limit
-optimal_io_bytes options origin overcommit_memory own_server page_cache pci persist_s phase
-physical_block_bytes physical_cores pool_bytes precision probe rank ranks read_ahead_kb ready
-reason refill_buffers remedy repeat restart_s restore restore_mode restore_modes restore_subsets
-rotational round round_s rules save scale seed serializers simulated_s simulates_whole_step
-size_bytes slices spent_s stall_s state status step_s step_scaled steps storage storages
-swap_free_bytes swap_total_bytes swappiness targets took_s total_bytes type until upper usable_cpus
-used_ratio verb verify versions virtual virtualisation works workload writer writers written_bytes
+aa arm arms asked backgrounds baseline block_size ceiling_jobs crc32 cuda_bindings every
+every_asked failure_shape failures_per_1000_node_days floor floor_record gpus_per_node
+granularities huge_pages iodepth ioengine label largest_bytes left_out max_bytes max_cpu_s_per_gib
+max_memory_bytes max_s measured memcpy_bytes_per_s model_params no_ceiling objective origin
+own_server phase pool_bytes precision probe ranks refill_buffers repeat restart_s restore
+restore_modes restore_subsets round round_s rules save seed serializers simulated_s
+simulates_whole_step spent_s step_scaled steps targets took_s until verb verify writers
+written_bytes
 """
 """The free-form parts of records, and the records of journals."""
 

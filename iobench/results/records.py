@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, ClassVar, Literal, TypeAlias
 
+from iobench.environment.machine import Machine
+from iobench.environment.storage import Storage
 from iobench.results.setting import IF_SET, AxisValues, HasSetting, Setting
 from iobench.writers.transfer import Fallback, Latency, PathCount
 
@@ -221,13 +223,13 @@ class Environment:
     A run of several targets has `storages`, by location, and an empty `storage`.
     """
 
-    machine: Mapping[str, Any]
-    storage: Mapping[str, Any]
-    storages: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, metadata=IF_SET)
+    machine: Machine
+    storage: Storage
+    storages: Mapping[str, Storage] = field(default_factory=dict, metadata=IF_SET)
 
-    def storage_of(self, target: str | None) -> Mapping[str, Any]:
+    def storage_of(self, target: str | None) -> Storage:
         """Return the storage under a target, which is None in a run of one."""
-        return self.storage if target is None else self.storages.get(target, {})
+        return self.storage if target is None else self.storages.get(target, Storage())
 
 
 @dataclass(frozen=True, kw_only=True)

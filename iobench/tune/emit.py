@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from iobench.bench.judging.verdict import VerdictStatus
-from iobench.environment.facts import machine_words, storage_line
 from iobench.errors import UsageError
 from iobench.text import printable
 from iobench.tune.journal import TuningRecord
@@ -70,9 +69,9 @@ def _tuned(outcome: Outcome, tuning: Tuning, header: TuningRecord) -> Tuned:
         f"{format_size(tuning.full_bytes)}",
         objective=outcome.objective.goal,
         target=tuning.target.location,
-        storage=printable(storage_line(header.storage)),
-        machine=printable(", ".join(machine_words(header.machine))),
-        fingerprint=str(header.machine["fingerprint"]),
+        storage=printable(str(header.storage)),
+        machine=printable(", ".join(header.machine.words())),
+        fingerprint=header.machine.fingerprint or "",
         size_bytes=size,
         samples=chosen.samples,
         median=show(chosen.loss, size),

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
+from iobench.environment import Machine, Storage
 from iobench.errors import ResultFileError
 from iobench.results import utc_now
 from iobench.results.codec import to_record
@@ -26,14 +27,6 @@ from iobench.tune.objective import Measurement, Objective, Phase, Step
 from iobench.tune.space import Candidate
 
 SCHEMA = "iobench.tune/1"
-_MACHINE = (
-    "hostname",
-    "kernel",
-    "cpu.model",
-    "cpu.usable_cpus",
-    "memory.total_bytes",
-    "fingerprint",
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,18 +76,11 @@ class TuningRecord:
     command: tuple[str, ...]
     iobench: str
     asked: TuningRequest
-    machine: Mapping[str, Any]
-    storage: Mapping[str, Any]
+    machine: Machine
+    storage: Storage
     fingerprint: str
     files_sha256: str = ""
     """Of the workload's files, see `files_digest`; "" in older journals."""
-
-    def check(self) -> None:
-        """Raise ValueError that names a fact which every reader of a journal needs."""
-        for key in _MACHINE:
-            _check_has(self.machine, "machine", key)
-        if self.storage.get("device") is not None:
-            _check_has(self.storage, "storage", "device.name")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -238,10 +224,6 @@ def _read(path: Path, *, escaped: bool = True) -> tuple[TuningRecord, list[Trial
         if header is None:
             if not isinstance(record, TuningRecord):
                 raise line_error(path, number, "the first line is not a header")
-            try:
-                record.check()
-            except ValueError as error:
-                raise line_error(path, number, str(error)) from error
             header = record
         elif isinstance(record, TrialRecord):
             trials.append(record)
@@ -250,10 +232,3 @@ def _read(path: Path, *, escaped: bool = True) -> tuple[TuningRecord, list[Trial
     if header is None:
         raise ResultFileError(f"{path} is not a journal of iobench autotune: it has no header")
     return header, trials, complete
-
-
-def _check_has(facts: Any, part: str, key: str) -> None:
-    for name in key.split("."):
-        if not isinstance(facts, Mapping) or name not in facts:
-            raise ValueError(f"{part}.{key} is missing")
-        facts = facts[name]

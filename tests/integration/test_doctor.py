@@ -132,7 +132,7 @@ def test_loop_device_counts_the_bytes(tmp_path: Path, mounted: Mounter, fs_type:
         file.truncate(320 * MIB)  # xfs makes none below 300 MiB
     subprocess.run([maker, "-q", image], check=True, capture_output=True)
     place = mounted("disk", "-o", "loop", str(image))
-    device = describe_storage(place)["device"]
+    device = describe_storage(place).device
     assert device is not None
     assert (device["type"], device["backing_file"]) == ("loop", str(image))
     monitor = DeviceMonitor(place)

@@ -43,7 +43,7 @@ def test_s3_local(iobench: Command, tmp_path: Path, server: LocalS3) -> None:
     assert "ranged get" in summaries["restore"]["paths"]
     assert "fio does not measure S3" in done.stderr
     result = read(output)
-    assert result.run.environment.storage["fs_type"] == "s3"
+    assert result.run.environment.storage.fs_type == "s3"
     assert result.run.plan["target"] == "s3://iobench/run"
     assert all(
         sample.verified and not sample.verified.mismatches

@@ -6,6 +6,9 @@ import json
 from functools import cache
 from pathlib import Path
 
+from iobench.environment import Machine, Storage
+from iobench.environment.cpu import Cpu
+from iobench.environment.memory import Memory
 from iobench.results.codec import to_plain
 from iobench.tune.journal import SCHEMA, TrialRecord, TuningRecord, TuningRequest
 from iobench.tune.objective import Measurement, Step
@@ -27,14 +30,14 @@ HEADER = TuningRecord(
         max_bytes=60 * GIB,
         largest_bytes=GIB,
     ),
-    machine={
-        "hostname": "node1",
-        "fingerprint": "ba9876543210",
-        "kernel": "6.18",
-        "cpu": {"model": "Example CPU", "usable_cpus": 16},
-        "memory": {"total_bytes": 64 * GIB},
-    },
-    storage={"path": "/mnt", "kind": "local", "fs_type": "ext4", "source": "/dev/vda"},
+    machine=Machine(
+        hostname="node1",
+        fingerprint="ba9876543210",
+        kernel="6.18",
+        cpu=Cpu(model="Example CPU", usable_cpus=16),
+        memory=Memory(total_bytes=64 * GIB),
+    ),
+    storage=Storage(path="/mnt", kind="local", fs_type="ext4", source="/dev/vda"),
     fingerprint="0123456789ab",
 )
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from iobench.bench.judging.verdict import repeats_every
-from iobench.environment.machine import part_of
 from iobench.results import CeilingSample, Operation, ResultFile, Run, to_plain
 from iobench.stats.estimates import median, rate
 
@@ -69,7 +68,7 @@ def why_above(
         "fio's buffers repeat": operation == "save" and not job.get("refill_buffers"),
         "the data repeat": repeats_every(run) is not None,
         "the host may cache what was saved": operation == "restore"
-        and part_of(run.environment.machine, "cpu").get("virtual") is True,
+        and run.environment.machine.cpu.virtual is True,
     }
     found = "; ".join(cause for cause, applies in causes.items() if applies)
     return ABOVE_FIO + (found or "fio's four jobs are not the fastest that is possible here")

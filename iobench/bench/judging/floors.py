@@ -7,7 +7,7 @@ of processes and about the same size; and `LEAST_FLOOR` where there is none.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cached_property
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from iobench.bench.judging.verdict import Context, VerdictStatus, judge, with_verification
-from iobench.environment.storage import leaf_devices
+from iobench.environment import Machine, Storage
 from iobench.errors import ResultFileError
 from iobench.results import Operation, ResultFile, Run, Sample, read
 from iobench.results.result_file import read_run
@@ -64,8 +64,8 @@ class Conditions:
     @classmethod
     def of(
         cls,
-        machine: Mapping[str, Any],
-        storage: Mapping[str, Any],
+        machine: Machine,
+        storage: Storage,
         size_bytes: int,
         *,
         hosts: Sequence[str] = (),
@@ -75,21 +75,14 @@ class Conditions:
 
         `hosts` are those of the ranks of a launcher, and `numjobs` the numbers of local processes.
         """
-        host, machine_kind = machine.get("hostname"), machine.get("fingerprint")
-        names = ("fs_type", "source", "mount_point", "endpoint")
-        where = tuple(storage.get(name) for name in names)
-        anonymous = not isinstance(host, str) or HOST_REPLACED.fullmatch(host)
-        if anonymous or machine_kind is None or not any(where):
+        host, kind = machine.hostname, machine.fingerprint
+        where = (storage.fs_type, storage.source, storage.mount_point, storage.endpoint)
+        if host is None or HOST_REPLACED.fullmatch(host) or kind is None or not any(where):
             return None
-        bucket = storage.get("path") if storage.get("endpoint") else None
-        devices = tuple(
-            tuple(leaf.get(name) for name in ("name", "type", "model", "size_bytes"))
-            for leaf in leaf_devices(storage.get("device"))
-        )
-        processes = tuple(hosts), tuple(numjobs)
-        return cls(
-            facts=(host, machine_kind, where, bucket, devices, processes), size_bytes=size_bytes
-        )
+        bucket = storage.path if storage.endpoint else None
+        devices = tuple((one.name, one.type, one.model, one.size_bytes) for one in storage.leaves())
+        facts = (host, kind, where, bucket, devices, tuple(hosts), tuple(numjobs))
+        return cls(facts=facts, size_bytes=size_bytes)
 
     def is_like(self, other: Conditions) -> bool:
         """Whether a floor that was measured in one holds in the other."""

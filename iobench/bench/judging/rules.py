@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from iobench.bench.judging.verdict import RESIDENT_LIMIT
-from iobench.environment.machine import part_of
 from iobench.errors import UnknownNameError
 from iobench.results.records import Run, Sample
 from iobench.units import format_size
@@ -112,8 +111,8 @@ def _cold(run: Run, samples: Sequence[Sample]) -> Iterator[str]:
     cold = [one.cold for one in samples if one.operation == "restore"]
     if all(one is not None and one.resident_fraction <= RESIDENT_LIMIT for one in cold):
         return
-    memory = part_of(run.environment.machine, "memory").get("total_bytes")
+    memory = run.environment.machine.memory.total_bytes
     nodes = len(_processes_of_nodes(run))
     written = sum(one.bytes for one in samples if one.operation == "save") // nodes
-    if not isinstance(memory, int) or written <= _MEMORIES * memory:
+    if memory is None or written <= _MEMORIES * memory:
         yield f"neither a cleared cache nor data above {_MEMORIES} times the memory"

@@ -12,8 +12,9 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any, Self
+from typing import Self
 
+from iobench.environment import Storage
 from iobench.peers import PREFIX
 from iobench.results.identity import contender_of
 from iobench.results.records import DeviceCounts, Run, Sample, VariantFacts
@@ -119,10 +120,9 @@ class Context:
         return self.workload_bytes
 
 
-def volatile_of(storage: Mapping[str, Any]) -> str | None:
+def volatile_of(storage: Storage) -> str | None:
     """Return the file system of a storage if it is held in memory; None otherwise."""
-    upper = storage.get("upper")  # what an overlay writes to
-    found = [storage.get("fs_type"), upper.get("fs_type") if isinstance(upper, Mapping) else ""]
+    found = [storage.fs_type, storage.upper and storage.upper.fs_type]
     return next((kind for kind in _VOLATILE if kind in found), None)
 
 

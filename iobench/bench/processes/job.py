@@ -197,8 +197,11 @@ class Job:
         self._kept[name] = self.replays[shape].digests()
 
     def recall(self, shape: int, name: str) -> None:
-        """Expect from the next restore what `keep` kept under this name."""
-        self.sources[shape].expect(self._kept[name])
+        """Expect from the next restore what `keep` kept under this name.
+
+        What this job saved: where another one restores it, `hand_over` takes it there.
+        """
+        self.replays[shape].expect(self._kept[name])
 
     def save(self, ref: CheckpointRef) -> Done:
         """Save every file; each is durable, except for its directory entry."""

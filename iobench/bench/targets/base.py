@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from iobench.bench.counters.monitor import Monitor
 from iobench.bench.counters.sampler import Sampler
@@ -17,6 +17,7 @@ from iobench.bench.targets.cold import EvictedFiles, FilesBelow, make_cold, resi
 from iobench.bench.targets.instruments import Changes, Instruments
 from iobench.bench.targets.settle import Patience, settled
 from iobench.checkpoint.staged import Staged
+from iobench.environment import Machine, Storage
 from iobench.results.records import Cold, Stored
 
 Location = str | Path
@@ -61,7 +62,7 @@ class Target(Protocol):
     def free_bytes(self) -> int | None:
         """Return the bytes that a run may use; None where they are unknown."""
 
-    def describe(self) -> tuple[dict[str, Any], dict[str, Any]]:
+    def describe(self) -> tuple[Machine, Storage]:
         """Return (facts of the machine, facts of the storage), for the record."""
 
     def monitor(self) -> Monitor:

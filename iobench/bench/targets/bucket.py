@@ -11,13 +11,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from iobench.bench.contenders.base import Contender, WriterContender
 from iobench.bench.processes.interrupts import deferred_interrupts
 from iobench.bench.targets.directory import PREFIX
 from iobench.checkpoint.object_store import StagedObjects
-from iobench.environment import DeviceCounters, describe_machine
+from iobench.environment import DeviceCounters, Machine, Storage, describe_machine
+from iobench.environment.storage import OBJECT_STORE
 from iobench.errors import IobenchError, TargetError, TransferError, UsageError
 from iobench.writers.base import Writer
 from iobench.writers.image import FileImage
@@ -60,16 +61,11 @@ class BucketTarget:
     def free_bytes(self) -> int | None:
         return None
 
-    def describe(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        storage: dict[str, Any] = {
-            "path": self.location,
-            "kind": "object store",
-            "fs_type": "s3",
-            "mount_options": [],
-            "device": None,
-            "endpoint": self.writer.objects(self.location).endpoint,
-        }
-        return describe_machine(), storage
+    def describe(self) -> tuple[Machine, Storage]:
+        endpoint = self.writer.objects(self.location).endpoint
+        return describe_machine(), Storage(
+            path=self.location, kind=OBJECT_STORE, fs_type="s3", endpoint=endpoint
+        )
 
     def monitor(self) -> _NoDevice:
         return _NoDevice()

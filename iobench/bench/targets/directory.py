@@ -13,12 +13,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from iobench import linux
 from iobench.bench.processes.interrupts import deferred_interrupts
 from iobench.checkpoint.staged import StagedCheckpoint
-from iobench.environment import DeviceMonitor, describe_environment
+from iobench.environment import DeviceMonitor, Machine, Storage, describe_machine, describe_storage
 from iobench.environment.mounts import mount_id_of, mounts_in
 from iobench.environment.storage import check_directory
 from iobench.errors import TargetError, transfer_errors
@@ -51,9 +50,8 @@ class DirectoryTarget:
         free = space.f_bavail * space.f_frsize
         return max(0, int(free * (1 - _SPARE_FRACTION)) - _SPARE_BYTES)
 
-    def describe(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        described = describe_environment(self.path)
-        return described["machine"], described["storage"]
+    def describe(self) -> tuple[Machine, Storage]:
+        return describe_machine(), describe_storage(self.path)
 
     def monitor(self) -> DeviceMonitor:
         return DeviceMonitor(self.path)

@@ -158,15 +158,13 @@ def _set_up(depth: int) -> Any:
         return pyuring.UringCtx(entries=depth, setup_flags=0)
     except OSError as error:
         known = describe_io_uring()
-        if known["works"]:  # a small ring works
+        if known.works:  # a small ring works
             raise UnavailableError(
                 "uring",
                 f"the kernel refuses a ring of {depth} operations.",
                 "Lower iodepth, or raise the limits of memory and open files.",
             ) from error
-        raise UnavailableError(
-            "uring", f"io_uring is {known['reason']}.", known["remedy"]
-        ) from error
+        raise UnavailableError("uring", f"io_uring is {known.reason}.", known.remedy) from error
 
 
 def _pyuring() -> Any:

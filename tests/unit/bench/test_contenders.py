@@ -70,6 +70,8 @@ def test_names_and_options() -> None:
         ("peer:torch-save,crx=1", UnknownNameError, "did you mean 'crc'"),
         ("peer:torch-save,crc=7", OptionError, "true or false"),
         ("peer:torch-save,peer:torch-save", UsageError, "twice"),
+        ("null,odirect,null", UsageError, "with the same options twice"),
+        ("odirect,threads=4,odirect", UsageError, "with the same options twice"),
         ("peer:", UnknownNameError, "unknown peer ''"),
     ],
 )
@@ -97,20 +99,6 @@ def test_all_that_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [one.label for one in more] == ["buffered", "buffered,threads=2", "peer:memory"]
     with pytest.raises(UsageError, match="all takes no options"):
         choose("buffered,all,threads=2", tmp_path)
-
-
-def test_a_peer_that_is_not_installed() -> None:
-    """It is refused by name, with the command that installs it."""
-
-    class Missing(Memory):
-        modules = ("no_such_module",)
-        packages = "iobench[no-such]"
-
-    with pytest.raises(UnavailableError, match=r"Type: pip install iobench\[no-such\]"):
-        PeerContender(Missing()).require(".")
-    glanced = Missing().glance()
-    assert (glanced.ok, glanced.remedy) == (False, "Type: pip install iobench[no-such].")
-    assert Memory().glance().ok
 
 
 def test_equal_terms() -> None:

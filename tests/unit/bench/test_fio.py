@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from iobench.bench import fio
-from iobench.bench.fio import FILE_NAME, JOBS, FioJob, FioSample, Operation, parse_output, started
+from iobench.bench.fio import FILE_NAME, FioJob, FioSample, Operation, parse_output, started
 from iobench.errors import FioError
 from iobench.units import MIB
 
@@ -79,6 +79,13 @@ def test_a_run_below_a_millisecond_is_one() -> None:
         (document(moved=MIB), 0, "", f"moved {MIB} of {4 * MIB} bytes"),
         (document(jobname="x") + "", 1, "fio: file creation disallowed\n", "disallowed"),
         ('{\n"jobs": []}', 0, "", "exit status 0"),
+        (  # the line that fio prints before its JSON, with the errno
+            "fio: func=io_queue_init, error=Operation not permitted\n" + document(error=1),
+            1,
+            "",
+            "io_queue_init, error=Operation not permitted",
+        ),
+        ("ceiling : Saving output of prerun in ceiling.prerun.txt\n", 1, "", "exit status 1"),
     ],
 )
 def test_failures_keep_fios_words(output: str, status: int, errors: str, word: str) -> None:
@@ -86,13 +93,6 @@ def test_failures_keep_fios_words(output: str, status: int, errors: str, word: s
     with pytest.raises(FioError, match="libaio 1MiB x 32 save") as caught:
         parse(output, status, errors)
     assert word in str(caught.value)
-
-
-def test_the_refusal_of_io_uring_is_reported() -> None:
-    """The reason is the line that fio prints before its JSON, with the errno."""
-    note = "fio: pid=1, err=1/file:engines/io_uring.c:998, func=io_queue_init, error=Operation not"
-    with pytest.raises(FioError, match=r"io_queue_init.*Operation not permitted"):
-        parse(note + " permitted\n" + document(moved=0, error=1), 1)
 
 
 @pytest.mark.parametrize(
@@ -121,24 +121,6 @@ def test_options_are_plain_and_honest() -> None:
     assert (restore["rw"], restore["allow_file_create"]) == ("read", 0)
     assert "end_fsync" not in restore
     assert JOB.options("save", 8192)["bs"] == 8192
-
-
-def test_its_note_about_the_wait_is_not_a_reason() -> None:
-    """fio prints a line about the command that waits. A failure's reason is what else it prints."""
-    note = "ceiling : Saving output of prerun in ceiling.prerun.txt\n"
-    with pytest.raises(FioError, match=r"save: exit status 1$"):
-        parse(note, status=1)
-
-
-def test_the_jobs_of_the_ceiling() -> None:
-    """Four jobs with different names."""
-    assert [job.name for job in JOBS] == [
-        "io_uring 1MiB x 32",
-        "io_uring 16MiB x 8",
-        "libaio 1MiB x 32",
-        "psync 16MiB x 1",
-    ]
-    assert JOBS[0].describe()["block_size"] == MIB
 
 
 def fake_fio(monkeypatch: pytest.MonkeyPatch, result: Any) -> None:

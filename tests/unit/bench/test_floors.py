@@ -13,6 +13,8 @@ import pytest
 from iobench.bench.judging.floors import Floor, floors_beside
 from iobench.claims.claims import CLAIMS, Answer
 from iobench.claims.reproduction import judge_records
+from iobench.environment import Storage
+from iobench.environment.blockdev import Device
 from iobench.report.answer import answer
 from iobench.report.compare import compare, notes
 from iobench.report.summary import summarise
@@ -92,12 +94,12 @@ def test_the_newest_counts(run: ResultFile, write: Write) -> None:
 
 def _machine(**changed: Any) -> dict[str, Any]:
     environment = RECORDED.run.environment
-    return {"environment": replace(environment, machine={**environment.machine, **changed})}
+    return {"environment": replace(environment, machine=replace(environment.machine, **changed))}
 
 
 def _storage(**changed: Any) -> dict[str, Any]:
     environment = RECORDED.run.environment
-    return {"environment": replace(environment, storage={**environment.storage, **changed})}
+    return {"environment": replace(environment, storage=replace(environment.storage, **changed))}
 
 
 def _bytes(factor: float) -> dict[str, Any]:
@@ -115,7 +117,7 @@ def _bytes(factor: float) -> dict[str, Any]:
         _storage(fs_type="xfs"),
         _storage(source="/dev/vdb"),
         _storage(mount_point="/mnt/other"),
-        _storage(device={**RECORDED.run.environment.storage["device"], "size_bytes": 2**40}),
+        _storage(device=Device(name="vda", type="virtio", size_bytes=2**40)),
         _bytes(0.4),
         _bytes(2.1),
         {"plan": {**RECORDED.run.plan, "aa": True, "numjobs": [4]}},
@@ -237,13 +239,10 @@ def test_a_claim_is_judged_by_it(run: ResultFile, write: Write) -> None:
 
 def test_the_run_of_several_targets_has_one_of_each(run: ResultFile, write: Write) -> None:
     environment = run.run.environment
-    other = {**environment.storage, "mount_point": "/mnt/b"}
-    both: Run = replace(
-        run.run,
-        environment=replace(
-            environment, storage={}, storages={"/mnt/a": environment.storage, "/mnt/b": other}
-        ),
-    )
+    other = replace(environment.storage, mount_point="/mnt/b")
+    storages = {"/mnt/a": environment.storage, "/mnt/b": other}
+    there = replace(environment, storage=Storage(), storages=storages)
+    both: Run = replace(run.run, environment=there)
     floors = floors_beside(replace(run, run=both))
     path = write()
     assert floors(("save", None, None), "/mnt/a").record == str(path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import pytest
 
@@ -16,6 +16,7 @@ from iobench.bench.processes.job import Executor, Job
 from iobench.bench.runner import header
 from iobench.bench.targets import directory
 from iobench.bench.targets.directory import DirectoryTarget
+from iobench.environment import Machine, Storage
 from iobench.results import Run
 from iobench.units import MIB
 from iobench.workloads import FileSpec, Workload
@@ -40,8 +41,8 @@ class Members(Executor):
 @pytest.fixture
 def header_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Run]:
     """The header of a run of two writers; `full_bytes` of its plan is an estimate."""
-    described: dict[str, Any] = {"machine": {}, "storage": {}}
-    monkeypatch.setattr(directory, "describe_environment", lambda _target: described)
+    monkeypatch.setattr(directory, "describe_machine", Machine)
+    monkeypatch.setattr(directory, "describe_storage", lambda _path: Storage())
 
     def write(workload: Workload, *, full_bytes: int = 12345, **axes: str) -> Run:
         plan = Plan(

@@ -275,13 +275,6 @@ def test_probing_leaves_nothing(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> 
     assert os.listdir(plan.targets[0].location) == []
 
 
-def test_a_seed_of_its_own(tmp_path: Path) -> None:
-    """Without a seed each plan has a new one; a given seed is used."""
-    seeds = {make_tiny_plan(tmp_path, size="64MiB").seed for _ in range(3)}
-    assert len(seeds) == 3
-    assert make_tiny_plan(tmp_path, size="64MiB", seed=7).seed == 7
-
-
 def test_saves_that_follow_each_other(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Their bytes are known before, fio and contenders that only restore take no part. Without a
     size there are about 100 saves, and as many within the bytes."""

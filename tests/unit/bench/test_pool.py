@@ -60,14 +60,6 @@ def test_laps_are_shifted() -> None:
     assert len(found) == 224
 
 
-def test_the_same_windows_again() -> None:
-    """A restore uses the windows of its save."""
-    sizes = [100, 0, 5000, 40 * KIB, 90 * KIB, 7, 64 * KIB]
-    one, two = Windows(POOL.size_bytes), Windows(POOL.size_bytes)
-    for size in sizes:
-        assert one.take(size) == two.take(size)
-
-
 def test_one_lap_is_enough_when_the_pool_is_as_large_as_needed() -> None:
     """`needed_bytes` is enough for all windows in one lap, whatever their sizes."""
     sizes = [0, 1, 63, 64, 65, 511, 512, 513, 4096, 100_000] * 3
@@ -88,14 +80,6 @@ def test_a_window_longer_than_the_pool() -> None:
     assert np.array_equal(memory[:size], memory[size : 2 * size])
     memory[5] ^= 0xFF
     assert memory[5] == memory[5 + size] == memory[5 + 9 * size]
-
-
-def test_memory_is_bounded_by_the_pool() -> None:
-    """A window of 1 GiB that is touched at both ends does not enlarge a pool of a few pages."""
-    pool = RandomPool(64 * KIB, 2**30, seed=1)
-    start, stop, _ = Windows(pool.size_bytes).take(2**30)
-    pool.memory[start], pool.memory[stop - 1] = 1, 2
-    assert pool.size_bytes == 64 * KIB
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])

@@ -37,6 +37,7 @@ from iobench.bench.runner import Runner
 from iobench.bench.targets import base, directory
 from iobench.bench.targets.base import OpenTarget
 from iobench.bench.targets.directory import DirectoryScratch, DirectoryTarget
+from iobench.environment import Machine, Storage
 from iobench.errors import RegressionError, TransferError
 from iobench.results import (
     CeilingSample,
@@ -116,8 +117,8 @@ def fake_fio(monkeypatch: pytest.MonkeyPatch, idle: object) -> FakeFio:
     monkeypatch.setattr(os, "fsync", lambda _fd: None)
     # The probe of the directory would find that out: no page is counted as dirty.
     monkeypatch.setattr(linux, "cachestat_unsynced_bytes", lambda _fd: 0)
-    described: dict[str, Any] = {"machine": {}, "storage": {}}
-    monkeypatch.setattr(directory, "describe_environment", lambda _target: described)
+    monkeypatch.setattr(directory, "describe_machine", Machine)
+    monkeypatch.setattr(directory, "describe_storage", lambda _path: Storage())
     # The tests' file system may be one that evicts nothing, and that is not the question here.
     cold = Cold(resident_bytes=0, resident_fraction=0.0, method="none", dropped_caches=False)
     monkeypatch.setattr(base, "make_cold", lambda _files: cold)
@@ -397,7 +398,10 @@ def test_several_targets_take_turns(execute: Callable[..., ResultFile], tmp_path
     result = execute(*writers, repeat=3, aa=True, log=log, names=names)
     places = [str(tmp_path / name) for name in names]
     assert list(result.run.environment.storages) == result.run.plan["targets"] == places
-    assert (result.run.environment.storage, result.run.plan["target"]) == ({}, ",".join(places))
+    assert (result.run.environment.storage, result.run.plan["target"]) == (
+        Storage(),
+        ",".join(places),
+    )
     assert result.run.plan["baseline"] == {"target": places[0], "label": places[0]}
     assert len(log.steps) == log.announced
     for repetition in range(3):

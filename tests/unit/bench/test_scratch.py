@@ -42,15 +42,6 @@ def left_by_a_killed_run(target: Path, *, lock: bool = True) -> Path:
     return directory
 
 
-def test_it_is_removed_at_the_end(tmp_path: Path) -> None:
-    """Inside the block it exists, hidden; after it nothing does."""
-    with scratch_directory(tmp_path) as directory:
-        assert directory.parent == tmp_path
-        assert directory.name.startswith(".")
-        fill(directory)
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.mark.parametrize("error", [OSError("no"), KeyboardInterrupt(), SystemExit(1)], ids=repr)
 def test_it_is_removed_on_an_error(tmp_path: Path, error: BaseException) -> None:
     """The error propagates, and no file is left."""

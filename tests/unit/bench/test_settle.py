@@ -53,49 +53,22 @@ def settle(directory: Path, monitor: Any) -> None:
         pass
 
 
-def test_a_quiet_device_is_waited_for_once(tmp_path: Path, clock: Clock) -> None:
-    """One interval without movement is enough."""
-    settle(tmp_path, device(0.0, clock))
-    assert clock.sleeps == 1
-
-
-def test_a_busy_device_is_waited_for(tmp_path: Path, clock: Clock) -> None:
-    """The wait ends when the device was idle for one interval, and not before."""
-    settle(tmp_path, device(1.0, clock))
-    assert 1.0 < clock.now <= 1.3
-
-
-def test_patience_ends(tmp_path: Path, clock: Clock) -> None:
-    """For a device that others use all the time it takes three seconds."""
-    settle(tmp_path, device(1e9, clock))
-    assert 3.0 <= clock.now < 3.2
-
-
 def test_no_device_to_ask(tmp_path: Path, clock: Clock) -> None:
     """Without counters it waits for one interval."""
     settle(tmp_path, SimpleNamespace(read=lambda: None))
     assert clock.sleeps == 1
 
 
-def test_the_file_system_is_synced_first(
-    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Dirty pages are written before the device is watched."""
-    order = []
-    monkeypatch.setattr(module.linux, "sync_file_system", lambda _fd: order.append("sync"))
-    settle(tmp_path, SimpleNamespace(read=lambda: order.append("read")))
-    assert order == ["sync", "read", "read", "read"]
-
-
 def test_replaced_files_are_freed_first(
     tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Their discards would disturb the next sample, so they are awaited first."""
+    """Their discards would disturb the next sample. Then dirty pages are written, and the device is
+    watched."""
     order: list[str] = []
     monkeypatch.setattr(module.deferred_free, "wait", lambda: order.append("freed"))
     monkeypatch.setattr(module.linux, "sync_file_system", lambda _: order.append("synced"))
-    settle(tmp_path, device(0.0, clock))
-    assert order == ["freed", "synced"]
+    settle(tmp_path, SimpleNamespace(read=lambda: order.append("read")))
+    assert order == ["freed", "synced", "read", "read", "read"]
 
 
 @pytest.mark.parametrize(

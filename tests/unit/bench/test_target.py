@@ -14,7 +14,6 @@ from iobench.bench.targets.base import OpenTarget
 from iobench.bench.targets.bucket import BucketTarget
 from iobench.bench.targets.directory import DirectoryTarget
 from iobench.errors import TransferError, UsageError
-from iobench.writers.odirect import ODirectWriter
 from iobench.writers.s3 import S3Writer
 from iobench.writers.s3_store.target import S3Target
 
@@ -83,17 +82,3 @@ def test_a_lock_that_cannot_be_read(
     target = BucketTarget(place=S3Target.parse("s3://bucket/run"), writer=S3Writer())
     with pytest.raises(TransferError) if raised else nullcontext():
         assert target._holder(target.place.below("step")) is None
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "odirect,odirect",
-        f"odirect,threads={ODirectWriter().options.threads},odirect",
-        "null,odirect,null",
-    ],
-)
-def test_one_writer_twice(text: str) -> None:
-    """The same writer with the same options is not compared with itself."""
-    with pytest.raises(UsageError, match="with the same options twice"):
-        choose(text, ".")

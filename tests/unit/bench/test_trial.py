@@ -35,7 +35,7 @@ from iobench.writers.base import Writer
 from iobench.writers.image import FileImage
 from iobench.writers.registry import make
 
-from .conftest import make_trial, replay_of
+from .conftest import make_trial
 
 TICK = 2.0**-20
 STORING = ("buffered", "uncached", "odirect")
@@ -162,60 +162,6 @@ def test_the_commit_is_a_phase_of_its_own(
     assert int(sample.phases_s["sync"]) + int(sample.phases_s["commit"]) == len(clock.events)
 
 
-@pytest.mark.parametrize("name", STORING)
-def test_eviction_and_verification_are_outside_the_clock(
-    tmp_path: Path, tiny: Workload, idle: Any, clock: Recorder, name: str
-) -> None:
-    """A restore's time includes neither the eviction before it nor the verification."""
-    one = trial(require(name, tmp_path), tiny, tmp_path, idle)
-    one.save()
-    clock.events.clear()
-    replay = replay_of(one)
-    verify = replay.verify
-
-    def slow(*arguments: Any) -> Any:
-        clock.now += 100
-        return verify(*arguments)
-
-    replay.verify = slow
-    sample = one.restore()
-    assert sample is not None
-    assert len(clock.events) == len(tiny.files()) + 1  # each file is synced before it is evicted
-    assert 0 < sample.elapsed_s < 1
-    assert sample.cold is not None
-    assert sample.verified is not None
-    assert (sample.cold.resident_bytes, sample.verified.mismatches) == (0, 0)
-
-
-def test_making_bytes_is_outside_the_clock(
-    tmp_path: Path, tiny: Workload, idle: Any, clock: Recorder
-) -> None:
-    """The clock of a save starts when its bytes exist."""
-    one = trial(make("buffered"), tiny, tmp_path, idle)
-    clock.events.clear()
-    prepare = replay_of(one).prepare
-
-    def slow(together: tuple[int, ...]) -> None:
-        clock.now += 100
-        prepare(together)
-
-    replay_of(one).prepare = slow
-    sample = one.save()
-    assert sample is not None
-    assert int(sample.elapsed_s) == len(clock.events)
-
-
-def test_a_writer_that_stores_nothing(tmp_path: Path, tiny: Workload, idle: Any) -> None:
-    """`null` is timed, leaves no file, and has nothing to restore."""
-    one = trial(make("null"), tiny, tmp_path, idle)
-    sample = one.save()
-    assert sample is not None
-    assert not sample.stores
-    assert one.restore() is None
-    assert list(tmp_path.iterdir()) == []
-    one.clear()
-
-
 def test_decisions_of_a_writer_are_recorded(tmp_path: Path, tiny: Workload, idle: Any) -> None:
     """A sample of `hybrid` has its decisions; a sample of a writer with one path has none."""
     one = trial(make("hybrid"), tiny, tmp_path, idle)
@@ -288,16 +234,6 @@ def test_the_reading_of_the_flushes_is_outside_the_clock(
     phases_s = sample.phases_s
     assert int(phases_s["sync"]) + int(phases_s["commit"]) == len(clock.events)
     assert int(sample.elapsed_s) == len(clock.events)
-
-
-def test_clear_removes_the_checkpoint(tmp_path: Path, tiny: Workload, idle: Any) -> None:
-    """After `clear` no file is left; a second call does nothing."""
-    one = trial(make("buffered"), tiny, tmp_path, idle)
-    one.save()
-    assert [path.name for path in tmp_path.iterdir()] == ["step-0-0"]
-    one.clear()
-    one.clear()
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("call", [1, 3, 8, 9])

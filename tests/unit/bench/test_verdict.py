@@ -1,7 +1,6 @@
 """The rules for VALID, VALID (scaled) and INVALID, one by one."""
 
 import math
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from iobench.bench.judging.verdict import (
     judge,
     with_verification,
 )
+from iobench.environment import Storage
 from iobench.results import (
     Cold,
     DeviceCounts,
@@ -241,21 +241,16 @@ def test_notes_without_effect_on_the_verdict(sample: Sample, expected: list[str]
     assert reasons(verdict) == expected
 
 
-def test_a_target_in_memory_has_a_note() -> None:
-    assert reasons(judge(SAVE, Context(workload_bytes=SIZE, volatile="tmpfs"))) == [
-        "not durable: tmpfs"
-    ]
-
-
 def test_a_writer_that_stores_nothing_is_asked_nothing_else() -> None:
     null = replace(RESTORE, stores=False, cold=None, verified=None, device=None, bytes=1)
     assert len(judge(null, FULL).reasons) == 1
 
 
 @pytest.mark.parametrize(
-    "storage", [{"fs_type": "tmpfs"}, {"fs_type": "overlay", "upper": {"fs_type": "tmpfs"}}]
+    "storage",
+    [Storage(fs_type="tmpfs"), Storage(fs_type="overlay", upper=Storage(fs_type="tmpfs"))],
 )
-def test_the_context_of_a_full_run_in_memory(storage: Mapping[str, Any]) -> None:
+def test_the_context_of_a_full_run_in_memory(storage: Storage) -> None:
     run = replace(
         EXAMPLE.run,
         workload=replace(EXAMPLE.run.workload, scaled=False, scale=None),

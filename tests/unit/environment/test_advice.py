@@ -2,52 +2,47 @@
 
 from __future__ import annotations
 
-import copy
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from iobench.environment import Advice, Probe, advise
+from iobench.environment import Advice, Machine, Probe, Storage, advise
+from iobench.environment.blockdev import Device
+from iobench.environment.cpu import Cpu
+from iobench.environment.gpu import Gds
+from iobench.environment.memory import Memory
+from iobench.environment.uring import IoUring
 from iobench.units import GIB
 
-MACHINE: dict[str, Any] = {
-    "cpu": {"governor": "performance"},
-    "memory": {"available_bytes": 64 * GIB},
-    "cgroup": {"memory_limit_bytes": None},
-    "versions": {"fio": "3.33", "torch": "2.13.0"},
-    "io_uring": {"works": True, "reason": "", "remedy": ""},
-    "gds": {"state": "no GPU", "remedy": ""},
-}
-DEVICE: dict[str, Any] = {
-    "disk": "nvme0n1",
-    "type": "nvme",
-    "rotational": False,
-    "loop_direct_io": None,
-    "iostats": True,
-    "backing": [],
-}
-STORAGE: dict[str, Any] = {
-    "kind": "local",
-    "fs_type": "xfs",
-    "mount_point": "/data",
-    "mount_options": ["rw", "noatime"],
-    "free_bytes": 500 * GIB,
-    "used_ratio": 0.5,
-    "inodes_free": 1000,
-    "inodes_total": 2000,
-    "device": DEVICE,
-}
+MACHINE = Machine(
+    cpu=Cpu(governor="performance"),
+    memory=Memory(available_bytes=64 * GIB),
+    versions={"fio": "3.33", "torch": "2.13.0"},
+    io_uring=IoUring(works=True),
+    gds=Gds(state="no GPU"),
+)
+DEVICE = Device(disk="nvme0n1", type="nvme", rotational=False, iostats=True)
+STORAGE = Storage(
+    kind="local",
+    fs_type="xfs",
+    mount_point="/data",
+    mount_options=("rw", "noatime"),
+    free_bytes=500 * GIB,
+    used_ratio=0.5,
+    inodes_free=1000,
+    inodes_total=2000,
+    device=DEVICE,
+)
 
 
-def changed(base: dict[str, Any], path: str, value: object) -> dict[str, Any]:
+def changed(base: Any, path: str, value: object) -> Any:
     """Return a copy of `base` with the field at a dotted path set."""
-    copied = copy.deepcopy(base)
-    *parents, last = path.split(".")
-    inner = copied
-    for name in parents:
-        inner = inner[name]
-    inner[last] = value
-    return copied
+    name, _, rest = path.partition(".")
+    inner = getattr(base, name)
+    if isinstance(inner, dict):
+        return replace(base, **{name: {**inner, rest: value}})
+    return replace(base, **{name: changed(inner, rest, value) if rest else value})
 
 
 def worse(advice: list[Advice]) -> list[tuple[str, str]]:
@@ -55,16 +50,14 @@ def worse(advice: list[Advice]) -> list[tuple[str, str]]:
     return [(item.level, item.subject) for item in advice if item.level != "note"]
 
 
-@pytest.mark.parametrize(("machine", "storage"), [({}, {}), ({}, {"device": None}),
-                                                  ({"cpu": {"governor": None}}, {})])  # fmt: skip
-def test_nothing_is_wrong_with_a_good_machine(
-    machine: dict[str, Any], storage: dict[str, Any]
-) -> None:
+def test_nothing_is_wrong_with_a_good_machine() -> None:
     """A fast disk, enough memory and all tools: no warning, only the traps of a disk. Virtual
     machines have no governor, network file systems no device, and that is not an error."""
-    advice = advise(MACHINE | machine, STORAGE | storage, [])
-    assert worse(advice) == []
-    assert {item.subject for item in advice} == {"storage.trap"}
+    for machine in (MACHINE, replace(MACHINE, cpu=Cpu())):
+        for storage in (STORAGE, replace(STORAGE, device=None)):
+            advice = advise(machine, storage, [])
+            assert worse(advice) == []
+            assert {item.subject for item in advice} == {"storage.trap"}
 
 
 @pytest.mark.parametrize(
@@ -76,8 +69,8 @@ def test_nothing_is_wrong_with_a_good_machine(
         ("memory.host_takes_free_memory", True, "warn", "memory.pages", "balloon"),
         ("versions.fio", None, "warn", "fio", "apt-get install fio"),
         ("versions.torch", None, "fail", "torch", "pip install torch"),
-        ("io_uring", {"works": False, "reason": "no", "remedy": "do"}, "warn", "io_uring", "do"),
-        ("gds", {"state": "x", "remedy": "modprobe"}, "warn", "gds", "modprobe"),
+        ("io_uring", IoUring(reason="no", remedy="do"), "warn", "io_uring", "do"),
+        ("gds", Gds(state="x", remedy="modprobe"), "warn", "gds", "modprobe"),
         ("used_ratio", 0.95, "warn", "storage.free", ""),
         ("free_bytes", GIB, "warn", "storage.free", ""),
         ("inodes_free", 100, "warn", "storage.inodes", ""),
@@ -85,11 +78,47 @@ def test_nothing_is_wrong_with_a_good_machine(
         ("kind", "fuse", "warn", "storage.kind", ""),
         ("kind", "tmpfs", "fail", "storage.kind", ""),
         ("kind", "unknown", "warn", "storage.kind", ""),
-        ("mount_options", ["ro"], "fail", "storage.options", ""),
-        ("mount_options", ["rw", "sync"], "warn", "storage.options", ""),
-        ("mount_options", ["rw", "barrier=0"], "warn", "storage.options", ""),
-        ("mount_options", ["rw", "data=journal"], "warn", "storage.options", ""),
-        ("mount_options", ["rw", "compress=zstd:3"], "warn", "storage.options", ""),
+        ("mount_options", ("ro",), "fail", "storage.options", ""),
+        (
+            "mount_options",
+            (
+                "rw",
+                "sync",
+            ),
+            "warn",
+            "storage.options",
+            "",
+        ),
+        (
+            "mount_options",
+            (
+                "rw",
+                "barrier=0",
+            ),
+            "warn",
+            "storage.options",
+            "",
+        ),
+        (
+            "mount_options",
+            (
+                "rw",
+                "data=journal",
+            ),
+            "warn",
+            "storage.options",
+            "",
+        ),
+        (
+            "mount_options",
+            (
+                "rw",
+                "compress=zstd:3",
+            ),
+            "warn",
+            "storage.options",
+            "",
+        ),
         ("device.iostats", False, "warn", "storage.device", ""),
         ("device.type", "zram", "fail", "storage.device", ""),
     ],
@@ -97,7 +126,7 @@ def test_nothing_is_wrong_with_a_good_machine(
 def test_rules(path: str, value: object, level: str, subject: str, remedy: str) -> None:
     """Each problem of a machine and of a storage is reported once, at its level, with its
     remedy."""
-    of_machine = path.split(".")[0] in MACHINE
+    of_machine = hasattr(MACHINE, path.split(".")[0])
     machine = changed(MACHINE, path, value) if of_machine else MACHINE
     advice = advise(machine, STORAGE if of_machine else changed(STORAGE, path, value), [])
     assert worse(advice) == [(level, subject)]
@@ -134,9 +163,9 @@ def test_traps_of_each_kind(field: str, value: str, word: str) -> None:
 
 def test_loop_device_through_the_page_cache() -> None:
     """A loop device without direct I/O has a warning with its name, also below a stack."""
-    loop = DEVICE | {"type": "loop", "disk": "loop3", "loop_direct_io": False}
-    for device in (loop, DEVICE | {"type": "dm-crypt", "backing": [loop]}):
-        advice = advise(MACHINE, changed(STORAGE, "device", device), [])
+    loop = replace(DEVICE, type="loop", disk="loop3", loop_direct_io=False)
+    for device in (loop, replace(DEVICE, type="dm-crypt", backing=(loop,))):
+        advice = advise(MACHINE, replace(STORAGE, device=device), [])
         assert worse(advice) == [("warn", "storage.device")]
         assert any("losetup --direct-io=on /dev/loop3" in item.remedy for item in advice)
 

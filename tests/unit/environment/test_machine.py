@@ -6,13 +6,23 @@ import errno
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from iobench.environment import describe_machine, fingerprint, gpu, machine_fingerprint, memory
-from iobench.environment.cpu import count_ranges, parse_cpuinfo
+from iobench.environment import (
+    Machine,
+    Storage,
+    describe_machine,
+    fingerprint,
+    gpu,
+    machine_fingerprint,
+    memory,
+)
+from iobench.environment.blockdev import Device
+from iobench.environment.cpu import Cpu, count_ranges, parse_cpuinfo
 from iobench.environment.gpu import (
     find_cufile,
     gds_state,
@@ -22,6 +32,8 @@ from iobench.environment.gpu import (
 )
 from iobench.environment.kernelfs import read_int, read_text
 from iobench.environment.memory import (
+    ControlGroup,
+    Memory,
     available_bytes,
     cgroup_directories,
     describe_cgroup,
@@ -31,6 +43,7 @@ from iobench.environment.memory import (
 )
 from iobench.environment.mounts import parse_mountinfo
 from iobench.environment.uring import explain_refusal
+from iobench.results.codec import from_plain, to_plain
 from iobench.units import MIB
 
 CPU = """processor : {n}
@@ -46,10 +59,10 @@ def test_cpuinfo() -> None:
     (Arm), implementer and part replace it; the unknown topology is None."""
     cpus = [(s, c) for s in (0, 1) for c in (0, 1) for _ in "ht"]
     text = "\n".join(CPU.format(n=n, socket=s, core=c, flags="") for n, (s, c) in enumerate(cpus))
-    intel = {"model": "Some CPU @ 2.00GHz", "physical_cores": 4, "virtual": False}
+    intel = Cpu(model="Some CPU @ 2.00GHz", physical_cores=4, virtual=False)
     assert parse_cpuinfo(text) == intel
     found = parse_cpuinfo("processor : 0\nCPU implementer : 0x41\nCPU part : 0xd0c\n")
-    assert (found["model"], found["physical_cores"]) == ("arm 0x41 part 0xd0c", None)
+    assert (found.model, found.physical_cores) == ("arm 0x41 part 0xd0c", None)
 
 
 def test_small_files(tmp_path: Path) -> None:
@@ -85,7 +98,7 @@ def test_tightest_limit_of_nested_control_groups(tmp_path: Path) -> None:
     _group(tmp_path / "cg/outer", memory_max=1000, cpu_max="max 100000")
     text = f"1 0 0:1 / {tmp_path}/cg rw - cgroup2 cgroup2 rw\n"
     _proc(tmp_path, "0::/outer/inner\n", text)
-    limits = {"memory_limit_bytes": 1000, "cpu_limit": 1.5}
+    limits = ControlGroup(memory_limit_bytes=1000, cpu_limit=1.5)
     assert describe_cgroup(parse_mountinfo(text), tmp_path) == limits
 
 
@@ -103,7 +116,7 @@ def test_version_1_control_groups_without_a_limit(tmp_path: Path) -> None:
     _proc(tmp_path, text, mounted)
     mounts, top = parse_mountinfo(mounted), tmp_path / "cg/memory"
     assert cgroup_directories(text, mounts, "memory") == [top / "job", top]
-    assert describe_cgroup(mounts, tmp_path) == {"memory_limit_bytes": None, "cpu_limit": None}
+    assert describe_cgroup(mounts, tmp_path) == ControlGroup()
 
 
 def test_memory_that_control_groups_leave(tmp_path: Path) -> None:
@@ -141,12 +154,12 @@ def test_texts_of_nvidia() -> None:
         "NVIDIA H100 80GB HBM3, 81559, 550.54.15, 00000000:0F:00.0\n"
         "NVIDIA GB10, [N/A], 580.1, 0000000F:01:00.0\nnoise\n"
     )
-    assert (first["name"], first["memory_bytes"]) == ("NVIDIA H100 80GB HBM3", 81559 * MIB)
-    assert (first["driver"], first["pci"]) == ("550.54.15", "00000000:0f:00.0")
-    assert second["memory_bytes"] is None
+    assert (first.name, first.memory_bytes) == ("NVIDIA H100 80GB HBM3", 81559 * MIB)
+    assert (first.driver, first.pci) == ("550.54.15", "00000000:0f:00.0")
+    assert second.memory_bytes is None
     text = "Model: \t\t NVIDIA H100\nIRQ:   \t 1\nBus Location: \t 0000:0F:00.0\n"
     found = parse_gpu_information(text)
-    assert (found["name"], found["pci"]) == ("NVIDIA H100", "0000:0f:00.0")
+    assert (found.name, found.pci) == ("NVIDIA H100", "0000:0f:00.0")
     version = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.15  Release Build"
     assert parse_driver_version(version) == "570.86.15"
     assert parse_driver_version("") is None
@@ -180,10 +193,10 @@ def test_a_fingerprint_runs_no_nvidia_smi(nvidia: Callable[[str], Path], model: 
     found = machine_fingerprint()
     assert calls.exists() is (not model)
     described = describe_machine()
-    assert described["fingerprint"] == found
+    assert described.fingerprint == found
     assert calls.read_text().count("called") == (1 if model else 2)
-    assert described["gpus"][0]["name"] == (model or "NVIDIA H100 80GB HBM3")
-    assert described["gpus"][0]["memory_bytes"] == 81559 * MIB
+    assert described.gpus[0].name == (model or "NVIDIA H100 80GB HBM3")
+    assert described.gpus[0].memory_bytes == 81559 * MIB
 
 
 def test_cufile_is_found_in_a_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -288,60 +301,54 @@ def test_why_io_uring_is_refused(number: int, sysctl: int | None, word: str) -> 
     assert word in explain_refusal(number, sysctl)[0]
 
 
-def test_the_running_machine_is_plain_json() -> None:
+def test_the_running_machine_is_read_back_from_json() -> None:
     """The description of this machine is equal after JSON, and has the version of iobench."""
     from iobench import __version__
 
     machine = describe_machine()
-    assert json.loads(json.dumps(machine)) == machine
-    assert machine["versions"]["iobench"] == __version__
-    assert machine["memory"]["total_bytes"] > 0
+    assert from_plain(Machine, json.loads(json.dumps(to_plain(machine)))) == machine
+    assert machine.versions["iobench"] == __version__
+    assert machine.memory.total_bytes
 
 
-MACHINE: dict[str, Any] = {
-    "hostname": "a",
-    "kernel_version": "6.18",
-    "cpu": {"model": "C", "usable_cpus": 8},
-    "memory": {"total_bytes": 64 * 2**30},
-    "cgroup": {"memory_limit_bytes": None},
-    "gpus": [],
-}
-STORAGE: dict[str, Any] = {
-    "kind": "local",
-    "fs_type": "xfs",
-    "free_bytes": 1,
-    "device": {
-        "type": "nvme",
-        "model": "M",
-        "transport": "pcie",
-        "scheduler": "none",
-        "size_bytes": 2**40,
-        "backing": [],
-    },
-}
+MACHINE = Machine(
+    hostname="a",
+    kernel_version="6.18",
+    cpu=Cpu(model="C", usable_cpus=8),
+    memory=Memory(total_bytes=64 * 2**30),
+)
+DISK = Device(type="nvme", model="M", transport="pcie", scheduler="none", size_bytes=2**40)
+STORAGE = Storage(kind="local", fs_type="xfs", free_bytes=1, device=DISK)
+
+
+PRINTS = "3ad4d9e2e60f", "82905b0a3457", "5b31d6630e8e"
+"""Of MACHINE, with STORAGE, and with a bucket."""
 
 
 def test_fingerprints() -> None:
     """Host name, free space and a few MiB of memory do not change it. Every fact that makes figures
     incomparable does: of the machine, another model of disk in it, and a bucket name at another
-    endpoint or another prefix."""
-    memory = {"total_bytes": MACHINE["memory"]["total_bytes"] - 5 * MIB}
-    same = MACHINE | {"hostname": "b", "memory": memory}
-    assert fingerprint(same, STORAGE | {"free_bytes": 2}) == fingerprint(MACHINE, STORAGE)
-    prints = [fingerprint(MACHINE), fingerprint(MACHINE, STORAGE)]
-    for part, name, value in (
-        ("cpu", "model", "D"),
-        ("cpu", "usable_cpus", 4),
-        ("cgroup", "memory_limit_bytes", 2**33),
-        ("memory", "total_bytes", 2**35),
-    ):
-        prints.append(fingerprint(MACHINE | {part: MACHINE[part] | {name: value}}))
-    disk = {"device": STORAGE["device"] | {"model": "N"}}
-    store = {"kind": "object store", "fs_type": "s3", "device": None}
+    endpoint or another prefix. They are those of older releases: tuned writers name them."""
+    same = replace(MACHINE, hostname="b", memory=Memory(total_bytes=64 * 2**30 - 5 * MIB))
+    assert fingerprint(same, replace(STORAGE, free_bytes=2)) == fingerprint(MACHINE, STORAGE)
+    machines = [
+        MACHINE,
+        replace(MACHINE, cpu=replace(MACHINE.cpu, model="D")),
+        replace(MACHINE, cpu=replace(MACHINE.cpu, usable_cpus=4)),
+        replace(MACHINE, cgroup=ControlGroup(memory_limit_bytes=2**33)),
+        replace(MACHINE, memory=Memory(total_bytes=2**35)),
+    ]
+    store = Storage(kind="object store", fs_type="s3")
     places = [("http://a", "s3://b"), ("http://c", "s3://b"), ("http://a", "s3://b/d")]
-    storages = [STORAGE | disk, *(store | {"endpoint": e, "path": p} for e, p in places)]
+    storages = [
+        STORAGE,
+        replace(STORAGE, device=replace(DISK, model="N")),
+        *(replace(store, endpoint=endpoint, path=path) for endpoint, path in places),
+    ]
+    prints = [fingerprint(machine) for machine in machines]
     prints += [fingerprint(MACHINE, storage) for storage in storages]
     assert len({*prints}) == len(prints) == 10
+    assert (prints[0], prints[5], prints[7]) == PRINTS
 
 
 @pytest.mark.parametrize(

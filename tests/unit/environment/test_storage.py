@@ -13,7 +13,6 @@ from iobench.environment.device import (
     parse_stat,
 )
 from iobench.environment.mounts import Mount, find_mount, parse_mountinfo
-from iobench.environment.storage import leaf_devices
 
 TABLE = r"""
 22 1 254:1 / / rw,relatime - ext4 /dev/vda1 rw,discard
@@ -153,12 +152,12 @@ def test_a_partition_has_the_queue_of_its_disk(sysfs: Sysfs) -> None:
     sysfs.partition(disk, "nvme0n1p2", "259:2", size="1000")
     found = describe_device("259:2", sysfs.root)
     assert found is not None
-    assert (found["name"], found["disk"], found["type"]) == ("nvme0n1p2", "nvme0n1", "nvme")
-    assert found["size_bytes"] == 512_000
-    assert (found["scheduler"], found["nr_requests"]) == ("none", 1023)
-    assert (found["model"], found["transport"]) == ("Fast Disk 9000", "pcie")
-    assert (found["rotational"], found["discard"]) == (False, True)
-    assert found["fua"] is None
+    assert (found.name, found.disk, found.type) == ("nvme0n1p2", "nvme0n1", "nvme")
+    assert found.size_bytes == 512_000
+    assert (found.scheduler, found.nr_requests) == ("none", 1023)
+    assert (found.model, found.transport) == ("Fast Disk 9000", "pcie")
+    assert (found.rotational, found.discard) == (False, True)
+    assert found.fua is None
 
 
 def test_a_stack_is_followed_to_its_disks(sysfs: Sysfs) -> None:
@@ -177,9 +176,9 @@ def test_a_stack_is_followed_to_its_disks(sysfs: Sysfs) -> None:
     (crypt / "slaves/md0").symlink_to(raid)
     found = describe_device("253:0", sysfs.root)
     assert found is not None
-    assert found["type"] == "dm-crypt"
-    assert found["backing"][0]["type"] == "raid0"
-    assert [leaf["model"] for leaf in leaf_devices(found)] == ["Disk a", "Disk b"]
+    assert found.type == "dm-crypt"
+    assert found.backing[0].type == "raid0"
+    assert [leaf.model for leaf in found.leaves()] == ["Disk a", "Disk b"]
 
 
 def test_odd_devices(sysfs: Sysfs) -> None:

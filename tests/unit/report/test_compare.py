@@ -7,12 +7,15 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from support.cli import app
 from typer.testing import CliRunner
 
+from iobench.environment.blockdev import Device
+from iobench.environment.cpu import Cpu
 from iobench.errors import IobenchError, OptionError, RegressionError, UsageError
 from iobench.report.compare import compare, compare_document
 from iobench.report.facts import unlike
@@ -138,19 +141,19 @@ def test_nineteen_of_twenty_runs_of_the_same_writers_show_no_difference_anywhere
     ("machine", "storage", "what"),
     [
         ({"kernel": "6.1.0"}, {}, "kernel: 6.18.44-fc-v669 before, 6.1.0 now"),
-        ({"cpu": {"model": "Z80", "usable_cpus": 2}}, {}, "CPU: Intel"),
+        ({"cpu": Cpu(model="Z80", usable_cpus=2)}, {}, "CPU: Intel"),
         ({}, {"fs_type": "xfs"}, "file system: ext4 before, xfs now"),
-        ({}, {"device": {"type": "nvme", "size_bytes": 2**40}}, "device: virtio 256.00 GiB before"),
+        ({}, {"device": Device(type="nvme", size_bytes=2**40)}, "device: virtio 256.00 GiB before"),
     ],
 )
 def test_what_is_unlike_is_said(
-    machine: dict[str, object], storage: dict[str, object], what: str
+    machine: dict[str, Any], storage: dict[str, Any], what: str
 ) -> None:
     before = REFERENCE.run
     environment = replace(
         before.environment,
-        machine={**before.environment.machine, **machine},
-        storage={**before.environment.storage, **storage},
+        machine=replace(before.environment.machine, **machine),
+        storage=replace(before.environment.storage, **storage),
     )
     differing = unlike(before, replace(before, environment=environment))
     assert len(differing) == 1
@@ -173,7 +176,7 @@ def test_another_size_is_unlike_and_another_host_name_is_not() -> None:
         clock_error_s=(0.0, 0.0),
     )
     assert unlike(before, replace(before, world=world)) == ["nodes: 1 before, 2 now"]
-    machine = {**before.environment.machine, "hostname": "other"}
+    machine = replace(before.environment.machine, hostname="other")
     renamed = replace(before, environment=replace(before.environment, machine=machine))
     assert unlike(before, renamed) == []
 
@@ -394,7 +397,7 @@ def test_a_peer_is_a_control_unless_its_version_changed(version: str, regression
                 return sample
             return replace(sample, setting=replace(sample.setting, writer="peer:torch-save"))
 
-        machine = {**result.run.environment.machine, "versions": {"torch": torch}}
+        machine = replace(result.run.environment.machine, versions={"torch": torch})
         environment = replace(result.run.environment, machine=machine)
         return changed(peer, replace(result, run=replace(result.run, environment=environment)))
 
@@ -448,7 +451,7 @@ def test_sides_without_runs_are_refused(tmp_path: Path, arguments: list[str], wh
 
 
 def test_unlike_runs_are_refused_unless_forced(tmp_path: Path) -> None:
-    machine = {**REFERENCE.run.environment.machine, "kernel": "7.0"}
+    machine = replace(REFERENCE.run.environment.machine, kernel="7.0")
     environment = replace(REFERENCE.run.environment, machine=machine)
     other = replace(REFERENCE, run=replace(REFERENCE.run, environment=environment))
     old = save_as(REFERENCE, tmp_path / "old.jsonl")

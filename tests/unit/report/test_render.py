@@ -10,11 +10,12 @@ import pytest
 from rich.console import Console
 from support.terminal import Terminal, without_styles
 
+from iobench.environment import Machine, Storage
 from iobench.report.grid import Grid, print_grid, print_wrapped
 from iobench.report.render import ReportFormat, render
 from iobench.report.run import report_document
 from iobench.report.summary import Report, summarise
-from iobench.results import ResultFile, Sample
+from iobench.results import Environment, ResultFile, Sample
 from iobench.results.setting import AXES_IF_SET, AXIS_NAMES
 
 _AXES = [name for name in AXIS_NAMES if name not in AXES_IF_SET]
@@ -268,7 +269,7 @@ def test_square_brackets_in_names_are_no_markup(example: ResultFile) -> None:
 
 
 def test_an_unknown_environment_is_shown(example: ResultFile) -> None:
-    empty = replace(example.run.environment, machine={"gpus": None, "cpu": "?"}, storage={})
+    empty = Environment(machine=Machine(), storage=Storage())
     result = replace(example, run=replace(example.run, environment=empty))
     assert "machine not known" in text(summarise(result), details=True)
 

@@ -17,6 +17,7 @@ from support.terminal import Terminal, without_styles
 from iobench.bench.judging.verdict import VerdictStatus
 from iobench.claims.claims import study
 from iobench.claims.reproduction import judge_records
+from iobench.environment import Storage
 from iobench.errors import ResultFileError
 from iobench.goodput.measured import from_results
 from iobench.report.answer import answer
@@ -38,7 +39,9 @@ def run_of(seconds: Mapping[str, Mapping[str, float]], repeat: int = 5, **plan: 
     """The recorded run in several targets, with the seconds of each writer's operations in each
     target."""
     storage = RECORDED.run.environment.storage
-    storages = {place: {"fs_type": "tmpfs"} if place == MEMORY else storage for place in seconds}
+    storages = {
+        place: Storage(fs_type="tmpfs") if place == MEMORY else storage for place in seconds
+    }
     names = list(seconds)
     asked = {
         "target": ",".join(names),
@@ -57,7 +60,7 @@ def run_of(seconds: Mapping[str, Mapping[str, float]], repeat: int = 5, **plan: 
         for place, times in seconds.items()
         for c in RECORDED.ceiling
     ]
-    environment = replace(RECORDED.run.environment, storage={}, storages=storages)
+    environment = replace(RECORDED.run.environment, storage=Storage(), storages=storages)
     run = replace(
         RECORDED.run, environment=environment, plan={**RECORDED.run.plan, **asked, **plan}
     )
@@ -275,6 +278,6 @@ def test_a_table_has_the_storage_of_each_sample(tmp_path: Path) -> None:
     frame = load(path)
     kinds = frame.groupby("target")["storage.fs_type"].unique()
     assert kinds[MEMORY].tolist() == ["tmpfs"]
-    assert kinds[A].tolist() == [RECORDED.run.environment.storage["fs_type"]]
+    assert kinds[A].tolist() == [RECORDED.run.environment.storage.fs_type]
     verdicts = {(one.axes.target, one.verdict) for one in summarise(again).summaries}
     assert verdicts == {(A, VerdictStatus.SCALED), (MEMORY, VerdictStatus.SCALED)}

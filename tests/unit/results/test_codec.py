@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from iobench.environment import Machine, Storage
 from iobench.results import (
     AxisValues,
     ResultFile,
@@ -74,11 +75,12 @@ def test_what_json_cannot_hold_is_a_mistake_of_ours() -> None:
         to_plain({"a": {1, 2}})
 
 
+_ENVIRONMENT = to_plain({"machine": Machine(hostname="h"), "storage": Storage(fs_type="ext4")})
 # As iobench wrote them when records still spelled out the axes; no byte of a record changes.
 _RUN = (
     '{"schema": "iobench.result/1", "kind": "run", "run_id": "r", '
     '"started_at": "2026-01-01T00:00:00Z", "command": ["iobench"], "config_hash": "c", '
-    '"environment": {"machine": {}, "storage": {}}, "workload": {"name": "w", "rank": 0, '
+    '"environment": ' + json.dumps(_ENVIRONMENT) + ', "workload": {"name": "w", "rank": 0, '
     '"bytes": 1, "full_bytes": 1, "files": 1, "scaled": false, "scale": null, '
     '"restored_bytes": null}, "variants": [{"operation": "save", "format": "torch", '
     '"granularity": "blob", "restore_as": null, "numjobs": 2, "bytes": 2, "files": 2}], '
@@ -122,7 +124,11 @@ def test_a_setting_is_written_as_keys_of_its_record(line: str) -> None:
 @pytest.mark.parametrize(
     ("line", "before", "added"),
     [
-        (_RUN, '"storage": {}', ', "storages": {"/a": {"fs_type": "ext4"}, "/b": {}}'),
+        (
+            _RUN,
+            '"endpoint": null}',
+            f', "storages": {json.dumps({"/a": _ENVIRONMENT["storage"]})}',
+        ),
         (_RUN, '"numjobs": 2', ', "target": "/b"'),
         (_SAMPLE, '"numjobs": 2', ', "target": "/b"'),
         (_FAILURE, '"numjobs": 2', ', "target": "/b"'),

@@ -36,7 +36,7 @@ def path(tmp_path: Path) -> Path:
 
 def test_the_first_schema_loads(example: ResultFile) -> None:
     assert example.run.workload.name == "llama7b"
-    assert example.run.environment.storage["fs_type"] == "ext4"
+    assert example.run.environment.storage.fs_type == "ext4"
     assert len(example.samples) == 12
     assert len(example.ceiling) == 6
     assert example.end is not None

@@ -82,13 +82,6 @@ def test_two_samples_of_one_repetition_count_as_one() -> None:
     assert result.ratio.ratio == pytest.approx(1)
 
 
-def test_runs_need_not_pair() -> None:
-    result = compare_runs([[1.0] * 6], [[2.0] * 5], floor=0.1)
-    assert (result.ratio.ratio, result.ratio.samples) == (pytest.approx(0.5), 5)
-    assert result.floor == 0.1
-    assert result.finding is Finding.WORSE
-
-
 def test_the_noise_floor_by_hand() -> None:
     first, second = taking([1] * 5), taking([1, 1.02, 0.96, 1.01, 1])
     floor = noise_floor([*first, *second])

@@ -48,23 +48,6 @@ def test_what_was_spent_is_left_no_more() -> None:
     assert (made.left_s, made.left_bytes) == (40, 400)
 
 
-@pytest.mark.parametrize(
-    ("other", "times", "enough"),
-    [
-        (cost(10, 100), 1, True),
-        (cost(10.1, 100), 1, False),
-        (cost(10, 101), 1, False),
-        (cost(5, 50), 2, True),
-        (cost(5.1, 50), 2, False),
-        (cost(5, 51), 2, False),
-        (cost(0, 0), 9, True),
-    ],
-)
-def test_one_cost_covers_another(other: Cost, times: int, enough: bool) -> None:
-    """Both in seconds and in bytes, to the last of them."""
-    assert cost(10, 100).covers(other, times=times) is enough
-
-
 def test_what_is_set_aside_is_not_the_races() -> None:
     """The share is a part of what is left at that moment. A second call shares out again."""
     made = budget(spent=cost(10, 200), reserve=cost(0, 0))
@@ -76,23 +59,6 @@ def test_what_is_set_aside_is_not_the_races() -> None:
     made.spend(Measurement(took_s=1, spent_s=15, written_bytes=55))
     assert made.share == cost(75, 550)
     assert (made.left_s, made.left_bytes) == (75, 745)
-
-
-@pytest.mark.parametrize(
-    ("spent", "left"),
-    [
-        (cost(0, 0), 1.0),
-        (cost(10, 100), 0.75),  # of 40 s and 400 bytes
-        (cost(10, 200), 0.5),
-        (cost(30, 100), 0.25),
-        (cost(40, 100), 0.0),
-        (cost(50, 100), -0.25),
-        (cost(10, 500), -0.25),
-    ],
-)
-def test_what_is_left_of_the_share(spent: Cost, left: float) -> None:
-    """The scarcer one of seconds and bytes; negative if the reserve was used."""
-    assert budget(spent=spent, reserve=cost(60, 600)).left == left
 
 
 @pytest.mark.parametrize(

@@ -73,11 +73,6 @@ def test_equals_are_named() -> None:
     assert not verdict.refuted
 
 
-def test_too_few_samples_say_nothing() -> None:
-    """Four rounds are no confirmation."""
-    assert confirmed(4, winner=1.0, buffered=2.0).verdict() is None
-
-
 def test_a_failure_is_not_chosen() -> None:
     """A leader with wrong bytes is not chosen, whatever its rate."""
     made = confirmed(winner=1.0, known=1.5, buffered=2.0)
@@ -85,15 +80,6 @@ def test_a_failure_is_not_chosen() -> None:
     verdict = made.verdict()
     assert verdict is not None
     assert (verdict.chosen, verdict.refuted) == ("known", True)
-
-
-def test_without_a_baseline() -> None:
-    """If the baseline fails, the best of the others is chosen, without a comparison."""
-    made = confirmed(winner=1.0, buffered=2.0)
-    made.fail("buffered", "no space")
-    verdict = made.verdict()
-    assert verdict is not None
-    assert (verdict.chosen, verdict.over_baseline) == ("winner", None)
 
 
 def test_only_the_baseline() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -134,17 +133,6 @@ def test_a_complete_journal_is_only_read(tmp_path: Path) -> None:
         with Journal.resume(path) as journal:
             assert (journal.complete, journal.trials) == (True, (record(),))
         assert path.read_text() == text
-
-
-@pytest.mark.parametrize("key", ["hostname", "cpu", "memory", "fingerprint"])
-def test_an_old_journal_that_lacks_a_fact(tmp_path: Path, key: str) -> None:
-    """One line says which, where a report of it would have no answer."""
-    facts = {name: value for name, value in HEADER.machine.items() if name != key}
-    path = tmp_path / "tune.jsonl"
-    with Journal.create(path, replace(HEADER, machine=facts)) as journal:
-        journal.write(record())
-    with pytest.raises(ResultFileError, match=rf"line 1: machine\.{key}[.\w]* is missing"):
-        read_journal(path)
 
 
 def test_it_overwrites_nothing(tmp_path: Path) -> None:

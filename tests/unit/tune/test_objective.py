@@ -44,15 +44,9 @@ def test_stall_is_the_stall() -> None:
     assert goal.show(0.25, GIB) == "250 ms per 1.00 GiB"
 
 
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"goal": "speed"}, "must be one of save, restore"),
-    ],
-)
-def test_what_cannot_be_meant(settings: dict[str, object], words: str) -> None:
-    with pytest.raises(UsageError, match=words):
-        Objective(**settings)
+def test_what_cannot_be_meant() -> None:
+    with pytest.raises(UsageError, match="must be one of save, restore"):
+        Objective(goal="speed")
 
 
 def test_memory_counts_by_its_peak() -> None:
@@ -71,3 +65,21 @@ def test_cpu_counts_by_the_median_of_three() -> None:
     assert goal.over([high, high]) == ""
     assert goal.over([low, high, low]) == ""
     assert goal.over([high, low, high]) == "2.00 CPU s/GiB, --max-cpu is 1"
+
+
+@pytest.mark.parametrize(
+    ("took_s", "stall_s", "times", "expected_s"),
+    [
+        (3.0, 0.2, 1, 3.0),
+        (3.0, 0.2, 2, 4.0),  # five saves stall; the other two seconds do not grow
+        (3.0, 0.2, 0.5, 2.5),
+        (3.0, None, 4, 3.0),
+        (3.0, 0.9, 2, 6.0),  # no more than all of it
+    ],
+)
+def test_a_trial_predicts_a_larger_one(
+    took_s: float, stall_s: float | None, times: float, expected_s: float
+) -> None:
+    """The part that moves bytes grows with their number; the waiting part does not."""
+    one = Measurement(took_s=took_s, spent_s=took_s, written_bytes=0, stall_s=stall_s)
+    assert one.expected_s(times) == expected_s

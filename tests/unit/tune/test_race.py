@@ -7,7 +7,7 @@ import random
 import pytest
 from support.simulated_storage import heavy_tails
 
-from iobench.tune.race import Race, RaceEntry, RaceStatus
+from iobench.tune.race import Race, RaceStatus
 from iobench.tune.space import Candidate
 
 _ANY = Candidate.of("buffered", {}, "drawn")
@@ -133,21 +133,3 @@ def test_an_empty_race() -> None:
     """Before any measurement there is no leader, and no setting is eliminated."""
     one = race("a")
     assert (one.ranked(), one.judge(), one.ratio("a", "a")) == ([], [], None)
-
-
-@pytest.mark.parametrize(
-    ("status", "running", "able"),
-    [
-        (RaceStatus.RUNNING, True, True),
-        (RaceStatus.DROPPED, False, True),
-        (RaceStatus.CUT, False, True),
-        (RaceStatus.OVER, False, False),
-        (RaceStatus.FAILED, False, False),
-    ],
-)
-def test_eliminated_settings_can_be_confirmed(
-    status: RaceStatus, running: bool, able: bool
-) -> None:
-    """Slow is not broken: only a setting that failed or exceeded a limit cannot be confirmed."""
-    trial = RaceEntry(candidate=_ANY, status=status)
-    assert (trial.running, trial.able) == (running, able)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import re
 from dataclasses import replace
 
 import pytest
@@ -152,16 +151,6 @@ def test_everything_fails() -> None:
         storage.tuner(space_of_writers()).run()
 
 
-def test_a_path_that_degrades_after_its_warm_up() -> None:
-    """uring is the fastest in its first three trials and half as fast from then on."""
-
-    def rate(one: Candidate, number: int) -> float:
-        return true_rate(one) * (0.5 if one.writer == "uring" and number > 3 else 1.0)
-
-    outcome = SimulatedStorage(seed=11, rate=rate).tuner(space_of_writers()).run()
-    assert outcome.chosen.writer == "odirect"
-
-
 @pytest.mark.parametrize("name", [*worlds(), "hills"])
 def test_a_storage_is_not_decided_wrongly(name: str) -> None:
     """A decided winner is within 5% of the best, for any noise and any change of rates."""
@@ -297,19 +286,6 @@ def test_doubts_leave_it_undecided() -> None:
     assert any("one step from" in one for one in outcome.reasons())
 
 
-def test_nothing_better_than_the_default() -> None:
-    """If all settings are equal, the default stays, and no gain is claimed."""
-    outcome = SimulatedStorage(seed=1, rate=lambda *_: 2.0 * GIB).tuner(space_of_writers()).run()
-    assert outcome.chosen.label == "hybrid"
-    assert outcome.keeps_baseline
-    first = next(outcome.reasons())
-    assert re.fullmatch(
-        r"keep hybrid, the default: \S+ is \d\.\d\d times as good as hybrid "
-        r"\(0\.\d\d - 1\.\d\d\), no difference shown",
-        first,
-    )
-
-
 def test_the_gain_over_the_default() -> None:
     """The ratio with its interval is that of the paired samples of the confirmation."""
     outcome = SimulatedStorage(seed=4, noise=normal(0.02)).tuner(space_of_writers()).run()
@@ -377,21 +353,6 @@ def test_limits() -> None:
         SimulatedStorage(seed=1).tuner(
             space_of_writers(), objective=Objective(max_cpu_s_per_gib=0.01)
         ).run()
-
-
-def test_refinement() -> None:
-    """Neighbours of settings that were raced are tried."""
-    outcome = SimulatedStorage(seed=1).tuner(space_of_writers()).run()
-    refined = [
-        one.candidate for one in outcome.trials.values() if one.candidate.origin == "refined"
-    ]
-    near = {
-        other.label
-        for one in outcome.trials.values()
-        for other in outcome.space.neighbours(one.candidate)
-    }
-    assert refined
-    assert {one.label for one in refined} <= near
 
 
 def test_contenders_that_are_shown_worse_get_no_more_rounds_than_they_need() -> None:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from support.pyuring_wheels import WHEELS_OF_PYURING
 
+from iobench.environment.uring import IoUring
 from iobench.errors import UnavailableError
 from iobench.testing import Footprint, content
 from iobench.writers.direct import in_flight as module
@@ -139,14 +140,14 @@ def test_a_kernel_without_io_uring(monkeypatch: pytest.MonkeyPatch) -> None:
         def UringCtx(**values: int) -> _Ctx:  # noqa: N802, ARG004 -- pyuring's name
             raise OSError(errno.EOPNOTSUPP, "uring_create_ex: Operation not supported")
 
-    known = {"works": False, "reason": "disabled for everybody", "remedy": "As root: sysctl"}
+    known = IoUring(reason="disabled for everybody", remedy="As root: sysctl")
     monkeypatch.setattr(module, "_pyuring", lambda: Binding)
     monkeypatch.setattr(module, "describe_io_uring", lambda: known)
     with pytest.raises(UnavailableError) as caught:
         open_ring(4)
     assert caught.value.reason == "io_uring is disabled for everybody."
     assert caught.value.remedy == "As root: sysctl"
-    known["works"] = True
+    monkeypatch.setattr(module, "describe_io_uring", lambda: IoUring(works=True))
     with pytest.raises(UnavailableError, match="a ring of 4 operations"):
         open_ring(4)
 
@@ -155,8 +156,8 @@ def _require_io_uring() -> None:
     if not WHEELS_OF_PYURING:
         pytest.importorskip("pyuring", reason="pyuring has no wheel for this Python or processor")
     known = module.describe_io_uring()
-    if not known["works"]:
-        pytest.skip(f"io_uring is {known['reason']}")
+    if not known.works:
+        pytest.skip(f"io_uring is {known.reason}")
 
 
 def test_a_real_ring(fd: int) -> None:

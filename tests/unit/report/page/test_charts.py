@@ -10,6 +10,7 @@ from typing import Any
 import altair as alt
 import pytest
 
+from iobench.environment import Storage
 from iobench.report.charts.run import in_order_chart, over_time_chart, rates_chart
 from iobench.report.document import Chart, Document
 from iobench.report.page.html import html
@@ -172,7 +173,8 @@ def test_a_run_that_measured_nothing(recorded: ResultFile) -> None:
 def test_several_targets_have_charts_of_their_own(recorded: ResultFile) -> None:
     """Without the target in their labels; names that would be equal get a number."""
     environment = replace(
-        recorded.run.environment, storages={target: {"fs_type": "ext4"} for target in ("/a", "/a-")}
+        recorded.run.environment,
+        storages={target: Storage(fs_type="ext4") for target in ("/a", "/a-")},
     )
 
     def at(one: Sample, target: str) -> Sample:

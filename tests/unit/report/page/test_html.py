@@ -21,7 +21,7 @@ from iobench.report.grid import Grid
 from iobench.report.kinds import document_of
 from iobench.report.page.html import draw, html, inline_json, inline_script, runtime
 from iobench.report.run import run_document
-from iobench.results import Environment, ResultFile
+from iobench.results import ResultFile
 
 _MOST_BYTES = 2 * 2**20
 
@@ -135,18 +135,14 @@ def test_broken_records_are_errors(example: ResultFile, tmp_path: Path, how: str
         document_of([record])
 
 
-def test_damaged_plans_and_environments(example: ResultFile) -> None:
+def test_damaged_plans(example: ResultFile) -> None:
     """They are free-form: an error that names the plan, or a page without the fact."""
     for baseline in ("odirect", {}, {"name": "odirect"}, {"target": "/a"}, {"label": None}):
         run = replace(example.run, plan={**example.run.plan, "baseline": baseline})
         with pytest.raises(ResultFileError, match=r"line 1: plan\.baseline must have"):
             run_document([replace(example, run=run)])
     for odd in (7, "x", [7], {"x": [7]}):
-        names = ("gpus", "cpu", "memory", "versions")
-        environment = Environment(
-            machine=dict.fromkeys(names, odd), storage={"device": odd, "mount_options": odd}
-        )
-        run = replace(example.run, environment=environment, plan={"target": odd, "seed": odd})
+        run = replace(example.run, plan={"target": odd, "seed": odd})
         assert html(run_document([replace(example, run=run)]))
 
 
