@@ -238,12 +238,12 @@ def _process_io() -> dict[str, int]:
 def _cpu_times_s() -> tuple[float, float]:
     """Return (busy seconds, seconds stolen by the hypervisor), over all CPUs.
 
-    Waiting for I/O is not busy. The last columns of the line (guest times) are not read: the
-    kernel has counted them in user and nice already.
+    Neither waiting for I/O nor stolen time is busy. The last columns of the line (guest times) are
+    not read: the kernel has counted them in user and nice already.
     """
     with open("/proc/stat") as file:
         ticks = [int(word) for word in file.readline().split()[1:9]]
-    busy = sum(ticks) - ticks[_IDLE] - ticks[_IOWAIT]
+    busy = sum(ticks) - ticks[_IDLE] - ticks[_IOWAIT] - ticks[_STEAL]
     return busy * _TICK_S, ticks[_STEAL] * _TICK_S
 
 
