@@ -141,14 +141,14 @@ class TrialRunner:
         """Return the executor with the checkpoint of that size; contenders change by trial."""
         if size_bytes not in self._executors:
             files = self.workload.scaled(size_bytes, self.rank).files(self.rank)
-            self._executors[size_bytes] = Executor(
-                Job(
-                    contenders=(),
-                    files=(files,),
-                    pool_bytes=self.pool_bytes,
-                    seed=self.seed + len(self._executors),
-                )
+            job = Job(
+                contenders=(),
+                files=(files,),
+                pool_bytes=self.pool_bytes,
+                seed=self.seed + len(self._executors),
             )
+            job.replays[0].scrub()  # else its pages count as memory of the first setting
+            self._executors[size_bytes] = Executor(job)
         return self._executors[size_bytes]
 
     def _writer(self, candidate: Candidate, warm_up_bytes: int) -> tuple[Writer, int]:

@@ -104,3 +104,21 @@ def test_writers_used_last_keep_their_memory(
     assert [size - warm for size in written] == [
         rig_module.warm_up_bytes(SIZE) * new for new in (1, 1, 0, 1, 0, 1)
     ]
+
+
+def test_the_data_of_a_tuning_is_not_memory_of_its_first_setting(target: Path) -> None:
+    """The first trial of each size has its random bytes made; --max-memory counts the writer."""
+    with TrialRunner(
+        target=target_of(str(target), []),
+        workload=workloads.load("llama7b"),
+        rank=0,
+        objective=Objective(),
+        seed=1,
+        pool_bytes=128 * MIB,
+    ).running(0.0) as runner:
+        step = Step(phase="probe", round=1, size_bytes=128 * MIB)
+        measured = runner(Candidate.of("buffered", {}, "drawn"), step)
+    assert measured.error is None
+    if measured.memory_bytes is None:
+        pytest.skip("this kernel does not reset the maximum of the resident memory")
+    assert measured.memory_bytes < 64 * MIB
