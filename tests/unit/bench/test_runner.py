@@ -356,17 +356,18 @@ def test_nothing_is_prepared_while_a_clock_runs(
 
 
 class _Full(OneByOne):
-    """A disk that is full from the twelfth file on."""
+    """A disk that is full from the twelfth file on, below `there`."""
 
-    def __init__(self) -> None:
+    def __init__(self, there: Path | str = "") -> None:
         super().__init__()
-        self.files = 0
+        self.there, self.files = str(there), 0
 
-    def write(self, image: FileImage, *arguments: Any, **options: Any) -> Transfer:
-        self.files += 1
-        if self.files > 11:
-            raise TransferError(28, "No space left on device", image.path)
-        return super().write(image, *arguments, **options)
+    def write(self, image: FileImage, target: str | Path, **options: Any) -> Transfer:
+        if str(target).startswith(self.there):
+            self.files += 1
+            if self.files > 11:
+                raise TransferError(28, "No space left on device", image.path)
+        return super().write(image, target, **options)
 
 
 def test_a_writer_that_fails_in_mid_run(execute: Callable[..., ResultFile]) -> None:
@@ -421,24 +422,9 @@ def test_several_targets_take_turns(execute: Callable[..., ResultFile], tmp_path
     assert len(set(map(tuple, orders))) > 1
 
 
-class _FullThere(OneByOne):
-    """A disk that is full from the twelfth file on, in one of two targets."""
-
-    def __init__(self, there: Path) -> None:
-        super().__init__()
-        self.there, self.files = there, 0
-
-    def write(self, image: FileImage, target: str | Path, **options: Any) -> Transfer:
-        if str(target).startswith(str(self.there)):
-            self.files += 1
-            if self.files > 11:
-                raise TransferError(28, "No space left on device", image.path)
-        return super().write(image, target, **options)
-
-
 def test_one_of_several_targets_fails(execute: Callable[..., ResultFile], tmp_path: Path) -> None:
     """Its failure is recorded once, and the writer goes on in the other target."""
-    writer = _FullThere(tmp_path / "b")
+    writer = _Full(tmp_path / "b")
     result = execute(writer, repeat=3, ceiling=False, names=("a", "b"))
     (failure,) = result.failures
     assert (failure.setting.axes.target, failure.repetition) == (str(tmp_path / "b"), 1)

@@ -143,17 +143,9 @@ def test_a_layout_that_tensor_parallelism_cannot_load(tmp_path: Path) -> None:
         )
 
 
-_WRONG = ["all", "subset", "subset=0", "subset=1", "subset=x", "same=1", "tp", "tp=1", "tp=2.5"]
-
-
-@pytest.mark.parametrize("text", [*_WRONG, "tp=9999"])
-def test_what_cannot_be_meant(tmp_path: Path, text: str) -> None:
+def test_what_cannot_be_meant() -> None:
     """Only a part between none and all is allowed."""
-    with pytest.raises(OptionError, match="must be same, or subset"):
-        make_plan(
-            workload="llama7b",
-            writers="null",
-            target=tmp_path,
-            size="64MiB",
-            axes=Axes.parse(restore_as=text),
-        )
+    of_bytes = ("all", "subset", "subset=0", "subset=1", "subset=x", "same=1")
+    for text in (*of_bytes, "tp", "tp=1", "tp=2.5", "tp=9999"):
+        with pytest.raises(OptionError, match="must be same, or subset"):
+            Axes.parse(restore_as=text)

@@ -157,10 +157,6 @@ def test_a_smaller_workload_is_valid_scaled_and_says_how() -> None:
             "phases that its time cannot hold (read 0.7 s, scatter -0.1 s in 1 s)",
         ),
         (
-            replace(RESTORE, elapsed_s=1.0, phases_s={"read": 0.7, "scatter": math.nan}),
-            "phases that its time cannot hold (read 0.7 s, scatter nan s in 1 s)",
-        ),
-        (
             replace(SAVE, elapsed_s=1.0, phases_s={"write": math.inf}),
             "phases that its time cannot hold (write inf s in 1 s)",
         ),
