@@ -126,7 +126,7 @@ def test_a_run(bucket: Bucket, writer: Writer, refused: Any) -> None:
     target = BucketTarget.of(bucket.target, [contender])
     assert target.writer is writer
     with refused:
-        assert target.describe()[1]["endpoint"].startswith("http://")
+        assert target.describe()[1].endpoint.startswith("http://")
         with target.scratch() as scratch:
             bucket.put(f"{scratch.place.key.rpartition('/')[2]}/left", b"data")
             assert len(bucket.names()) == 2

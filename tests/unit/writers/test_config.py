@@ -288,7 +288,7 @@ def test_another_machine_warns_once(tmp_path: Path) -> None:
 
 def test_the_quick_fingerprint_is_the_machines() -> None:
     """The one that loading computes is the one that tuning writes down."""
-    assert machine_fingerprint() == describe_machine()["fingerprint"]
+    assert machine_fingerprint() == describe_machine().fingerprint
 
 
 def test_the_file_is_readable() -> None:
