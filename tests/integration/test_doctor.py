@@ -116,8 +116,9 @@ def test_overlay_names_its_upper_file_system(mounted: Mounter) -> None:
         (base / name).mkdir()
     layers = f"lowerdir={base}/lower,upperdir={base}/upper,workdir={base}/work"
     storage = describe_storage(mounted("over", "-t", "overlay", "-o", layers, "overlay"))
-    assert (storage["kind"], storage["device"]) == ("overlay", None)
-    assert storage["upper"]["mount_point"] == str(base)
+    assert (storage.kind, storage.device) == ("overlay", None)
+    assert storage.upper is not None
+    assert storage.upper.mount_point == str(base)
 
 
 @pytest.mark.root
@@ -134,7 +135,7 @@ def test_loop_device_counts_the_bytes(tmp_path: Path, mounted: Mounter, fs_type:
     place = mounted("disk", "-o", "loop", str(image))
     device = describe_storage(place).device
     assert device is not None
-    assert (device["type"], device["backing_file"]) == ("loop", str(image))
+    assert (device.type, device.backing_file) == ("loop", str(image))
     monitor = DeviceMonitor(place)
     before = monitor.read()
     with (place / "file").open("wb") as file:
