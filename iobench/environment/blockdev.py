@@ -15,7 +15,7 @@ _DEEPEST = 8  # dm on md on partitions on disks is four; only a cycle in fake da
 
 
 @dataclass(frozen=True, kw_only=True)
-class Device:
+class BlockDevice:
     """A block device, its queue, and under `backing` the devices below it; sizes in bytes.
 
     A partition has no queue of its own: the figures are those of the disk in `disk`. Serial numbers
@@ -46,9 +46,9 @@ class Device:
     iostats: bool | None = None
     loop_direct_io: bool | None = None
     backing_file: str | None = None
-    backing: tuple[Device, ...] = ()
+    backing: tuple[BlockDevice, ...] = ()
 
-    def leaves(self) -> list[Device]:
+    def leaves(self) -> list[BlockDevice]:
         """Return the devices at the bottom of a stack (dm, md ...), or the device itself."""
         return [leaf for part in self.backing for leaf in part.leaves()] or [self]
 
@@ -106,7 +106,7 @@ def find_device(device: str, source: str, sysfs: Path = Path("/sys")) -> str | N
 
 def describe_device(
     device: str, sysfs: Path = Path("/sys"), depth: int = _DEEPEST
-) -> Device | None:
+) -> BlockDevice | None:
     """Describe the device `MAJ:MIN`; None if sysfs has none of this number."""
     directory = device_directory(device, sysfs)
     if directory is None:
@@ -114,7 +114,7 @@ def describe_device(
     partition = (directory / "partition").exists()
     disk = directory.parent if partition else directory
     queue = disk / "queue"
-    return Device(
+    return BlockDevice(
         device=device,
         name=directory.name,
         disk=disk.name,
@@ -159,7 +159,7 @@ def device_type(disk: Path) -> str:
     return _link_name(disk / "device/subsystem") or "block"
 
 
-def _backing(disk: Path, sysfs: Path, depth: int) -> tuple[Device, ...]:
+def _backing(disk: Path, sysfs: Path, depth: int) -> tuple[BlockDevice, ...]:
     if depth == 0:
         return ()
     found = []

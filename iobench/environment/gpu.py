@@ -40,6 +40,8 @@ class Gds:
     nvidia_fs: bool | None = None
     nvidia_fs_version: str | None = None
     cufile: str | None = None
+    cuda_bindings: bool | None = None
+    """Of older records."""
     ready: bool | None = None
     state: str = ""
     remedy: str = ""

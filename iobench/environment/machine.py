@@ -14,7 +14,7 @@ from iobench.environment.facts import Fact, joined, size_of
 from iobench.environment.gpu import Gds, Gpu, describe_gds, describe_gpus, gpus_of_driver
 from iobench.environment.memory import (
     ControlGroup,
-    Memory,
+    MachineMemory,
     PageCache,
     describe_cgroup,
     describe_memory,
@@ -41,7 +41,7 @@ class Machine:
     kernel_version: str | None = None
     cpu: Cpu = field(default_factory=Cpu)
     virtualisation: Virtualisation = field(default_factory=Virtualisation)
-    memory: Memory = field(default_factory=Memory)
+    memory: MachineMemory = field(default_factory=MachineMemory)
     cgroup: ControlGroup = field(default_factory=ControlGroup)
     page_cache: PageCache = field(default_factory=PageCache)
     io_uring: IoUring = field(default_factory=IoUring)

@@ -21,7 +21,7 @@ _UNLIMITED = 1 << 60  # cgroup v1 reports "no limit" as a number near 2**63
 
 
 @dataclass(frozen=True, kw_only=True)
-class Memory:
+class MachineMemory:
     """Memory and swap of a machine, and the limits of this process.
 
     `new_pages_bytes_per_s` is measured by `iobench doctor` only.
@@ -81,10 +81,10 @@ def parse_meminfo(text: str) -> dict[str, int]:
     return facts
 
 
-def describe_memory() -> Memory:
+def describe_memory() -> MachineMemory:
     """Describe total and available memory, swap, dirty pages and the limits of this process."""
     facts = parse_meminfo(read_text("/proc/meminfo") or "")
-    return Memory(
+    return MachineMemory(
         total_bytes=facts.get("MemTotal"),
         available_bytes=facts.get("MemAvailable"),
         swap_total_bytes=facts.get("SwapTotal"),

@@ -7,7 +7,7 @@ import stat
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from iobench.environment.blockdev import Device, describe_device, find_device
+from iobench.environment.blockdev import BlockDevice, describe_device, find_device
 from iobench.environment.facts import Fact, joined, size_of
 from iobench.environment.mounts import Mount, mount_of, read_mounts
 from iobench.errors import TargetError
@@ -39,17 +39,17 @@ class Storage:
     fs_type: str | None = None
     source: str | None = None
     mount_options: tuple[str, ...] = ()
-    device: Device | None = None
+    device: BlockDevice | None = None
     upper: Storage | None = None
     endpoint: str | None = None
 
-    def leaves(self) -> list[Device]:
+    def leaves(self) -> list[BlockDevice]:
         """Return the devices at the bottom of the stack; empty where no device is known."""
         return [] if self.device is None else self.device.leaves()
 
     def words(self) -> list[str]:
         """Return file system and device for one line: `ext4`, `Samsung 990 PRO`."""
-        device = self.device or Device()
+        device = self.device or BlockDevice()
         return [fact for fact in (self.fs_type or self.kind, device.model or device.name) if fact]
 
     def __str__(self) -> str:

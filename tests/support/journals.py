@@ -8,7 +8,7 @@ from pathlib import Path
 
 from iobench.environment import Machine, Storage
 from iobench.environment.cpu import Cpu
-from iobench.environment.memory import Memory
+from iobench.environment.memory import MachineMemory
 from iobench.results.codec import to_plain
 from iobench.tune.journal import SCHEMA, TrialRecord, TuningRecord, TuningRequest
 from iobench.tune.objective import Measurement, Step
@@ -35,7 +35,7 @@ HEADER = TuningRecord(
         fingerprint="ba9876543210",
         kernel="6.18",
         cpu=Cpu(model="Example CPU", usable_cpus=16),
-        memory=Memory(total_bytes=64 * GIB),
+        memory=MachineMemory(total_bytes=64 * GIB),
     ),
     storage=Storage(path="/mnt", kind="local", fs_type="ext4", source="/dev/vda"),
     fingerprint="0123456789ab",

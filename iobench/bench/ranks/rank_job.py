@@ -89,7 +89,7 @@ def _leave_the_cache(ref: CheckpointRef) -> float:
     return left.resident_bytes / left.size_bytes if left.size_bytes else 0.0
 
 
-class Machine:
+class LocalTargets:
     """The storage of a run on the machine of one rank.
 
     With `counts`, this rank is the one that counts and settles there; on rank 0's machine the run
@@ -122,7 +122,7 @@ class Machine:
 class RankJob(Job):
     """The job of one rank."""
 
-    machine: Machine | None = None
+    machine: LocalTargets | None = None
     """None where the run of rank 0 counts and settles itself."""
     replica = False
     """Whether the ranks restore together what rank 0 saved."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from iobench.bench.choose import choose
 from iobench.bench.plan import LEAST_POOL, READER_POOL, Plan
 from iobench.bench.ranks.members import Members
-from iobench.bench.ranks.rank_job import Machine, RankJob
+from iobench.bench.ranks.rank_job import LocalTargets, RankJob
 from iobench.environment.memory import available_bytes
 from iobench.errors import TargetError, UsageError
 from iobench.units import count_of, format_size
@@ -180,7 +180,7 @@ def make_job(setup: Setup) -> RankJob:
     )
     job.replica = setup.replicas
     if setup.number and setup.nodes_apart:
-        job.machine = Machine(setup.scratch, counts=setup.counts, away=setup.away)
+        job.machine = LocalTargets(setup.scratch, counts=setup.counts, away=setup.away)
     job.warm_up(setup.warm_ups)
     return job
 

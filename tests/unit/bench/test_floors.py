@@ -14,7 +14,7 @@ from iobench.bench.judging.floors import Floor, floors_beside
 from iobench.claims.claims import CLAIMS, Answer
 from iobench.claims.reproduction import judge_records
 from iobench.environment import Storage
-from iobench.environment.blockdev import Device
+from iobench.environment.blockdev import BlockDevice
 from iobench.report.answer import answer
 from iobench.report.compare import compare, notes
 from iobench.report.summary import summarise
@@ -117,7 +117,7 @@ def _bytes(factor: float) -> dict[str, Any]:
         _storage(fs_type="xfs"),
         _storage(source="/dev/vdb"),
         _storage(mount_point="/mnt/other"),
-        _storage(device=Device(name="vda", type="virtio", size_bytes=2**40)),
+        _storage(device=BlockDevice(name="vda", type="virtio", size_bytes=2**40)),
         _bytes(0.4),
         _bytes(2.1),
         {"plan": {**RECORDED.run.plan, "aa": True, "numjobs": [4]}},

@@ -99,7 +99,7 @@ def test_a_rank_restores_an_earlier_checkpoint_of_another_rank(
 
     def restored(number: int, ref: CheckpointRef) -> int:
         job = jobs[number]
-        job._control = _Control(number, calls, meet)  # type: ignore[assignment]
+        job._control = _Control(number, calls, meet)  # type: ignore[assignment]  # a double
         job.scrub(0, None)
         job.recall(0, ref.directory)
         job.hand_over(0, sources=[1, 0])

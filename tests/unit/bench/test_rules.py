@@ -10,7 +10,7 @@ import pytest
 
 from iobench.bench.judging.rules import RULES, find_rules, rules_kept
 from iobench.environment import Machine
-from iobench.environment.memory import Memory
+from iobench.environment.memory import MachineMemory
 from iobench.errors import UnknownNameError
 from iobench.results import Cold, ResultFile, Run, Sample, read
 
@@ -27,7 +27,7 @@ def run_of(name: str = "mlperf-8b", jobs: int = 8, full: int = SIZE, memory: int
         plan={"rules": "mlperf", "numjobs": [jobs]},
         workload=replace(EXAMPLE.run.workload, name=name, bytes=SIZE, full_bytes=full),
         environment=replace(
-            EXAMPLE.run.environment, machine=Machine(memory=Memory(total_bytes=memory))
+            EXAMPLE.run.environment, machine=Machine(memory=MachineMemory(total_bytes=memory))
         ),
     )
 

@@ -8,21 +8,21 @@ from typing import Any
 import pytest
 
 from iobench.environment import Advice, Machine, Probe, Storage, advise
-from iobench.environment.blockdev import Device
+from iobench.environment.blockdev import BlockDevice
 from iobench.environment.cpu import Cpu
 from iobench.environment.gpu import Gds
-from iobench.environment.memory import Memory
+from iobench.environment.memory import MachineMemory
 from iobench.environment.uring import IoUring
 from iobench.units import GIB
 
 MACHINE = Machine(
     cpu=Cpu(governor="performance"),
-    memory=Memory(available_bytes=64 * GIB),
+    memory=MachineMemory(available_bytes=64 * GIB),
     versions={"fio": "3.33", "torch": "2.13.0"},
     io_uring=IoUring(works=True),
     gds=Gds(state="no GPU"),
 )
-DEVICE = Device(disk="nvme0n1", type="nvme", rotational=False, iostats=True)
+DEVICE = BlockDevice(disk="nvme0n1", type="nvme", rotational=False, iostats=True)
 STORAGE = Storage(
     kind="local",
     fs_type="xfs",

@@ -21,7 +21,7 @@ from iobench.environment import (
     machine_fingerprint,
     memory,
 )
-from iobench.environment.blockdev import Device
+from iobench.environment.blockdev import BlockDevice
 from iobench.environment.cpu import Cpu, count_ranges, parse_cpuinfo
 from iobench.environment.gpu import (
     find_cufile,
@@ -33,7 +33,7 @@ from iobench.environment.gpu import (
 from iobench.environment.kernelfs import read_int, read_text
 from iobench.environment.memory import (
     ControlGroup,
-    Memory,
+    MachineMemory,
     available_bytes,
     cgroup_directories,
     describe_cgroup,
@@ -315,9 +315,9 @@ MACHINE = Machine(
     hostname="a",
     kernel_version="6.18",
     cpu=Cpu(model="C", usable_cpus=8),
-    memory=Memory(total_bytes=64 * 2**30),
+    memory=MachineMemory(total_bytes=64 * 2**30),
 )
-DISK = Device(type="nvme", model="M", transport="pcie", scheduler="none", size_bytes=2**40)
+DISK = BlockDevice(type="nvme", model="M", transport="pcie", scheduler="none", size_bytes=2**40)
 STORAGE = Storage(kind="local", fs_type="xfs", free_bytes=1, device=DISK)
 
 
@@ -329,14 +329,14 @@ def test_fingerprints() -> None:
     """Host name, free space and a few MiB of memory do not change it. Every fact that makes figures
     incomparable does: of the machine, another model of disk in it, and a bucket name at another
     endpoint or another prefix. They are those of older releases: tuned writers name them."""
-    same = replace(MACHINE, hostname="b", memory=Memory(total_bytes=64 * 2**30 - 5 * MIB))
+    same = replace(MACHINE, hostname="b", memory=MachineMemory(total_bytes=64 * 2**30 - 5 * MIB))
     assert fingerprint(same, replace(STORAGE, free_bytes=2)) == fingerprint(MACHINE, STORAGE)
     machines = [
         MACHINE,
         replace(MACHINE, cpu=replace(MACHINE.cpu, model="D")),
         replace(MACHINE, cpu=replace(MACHINE.cpu, usable_cpus=4)),
         replace(MACHINE, cgroup=ControlGroup(memory_limit_bytes=2**33)),
-        replace(MACHINE, memory=Memory(total_bytes=2**35)),
+        replace(MACHINE, memory=MachineMemory(total_bytes=2**35)),
     ]
     store = Storage(kind="object store", fs_type="s3")
     places = [("http://a", "s3://b"), ("http://c", "s3://b"), ("http://a", "s3://b/d")]

@@ -14,7 +14,7 @@ import pytest
 from support.cli import app
 from typer.testing import CliRunner
 
-from iobench.environment.blockdev import Device
+from iobench.environment.blockdev import BlockDevice
 from iobench.environment.cpu import Cpu
 from iobench.errors import IobenchError, OptionError, RegressionError, UsageError
 from iobench.report.compare import compare, compare_document
@@ -143,7 +143,11 @@ def test_nineteen_of_twenty_runs_of_the_same_writers_show_no_difference_anywhere
         ({"kernel": "6.1.0"}, {}, "kernel: 6.18.44-fc-v669 before, 6.1.0 now"),
         ({"cpu": Cpu(model="Z80", usable_cpus=2)}, {}, "CPU: Intel"),
         ({}, {"fs_type": "xfs"}, "file system: ext4 before, xfs now"),
-        ({}, {"device": Device(type="nvme", size_bytes=2**40)}, "device: virtio 256.00 GiB before"),
+        (
+            {},
+            {"device": BlockDevice(type="nvme", size_bytes=2**40)},
+            "device: virtio 256.00 GiB before",
+        ),
     ],
 )
 def test_what_is_unlike_is_said(

@@ -8,6 +8,7 @@ from typing import Any, get_args, get_type_hints
 import pytest
 
 from iobench.bench.judging.ceiling import Ceiling
+from iobench.environment import Machine, Storage
 from iobench.report.winners import Summary, Winner
 from iobench.results import CeilingSample, End, Failure, Fallback, PathCount, Run, Sample
 
@@ -26,7 +27,7 @@ def fields(kind: Any) -> set[str]:
             continue
         inner = [hint, *get_args(hint)]
         nested = [one for one in inner if dataclasses.is_dataclass(one)]
-        if nested and nested[0] not in (Fallback, PathCount):
+        if nested and nested[0] not in (Fallback, PathCount, Machine, Storage):
             names |= {f"{name}.{below}" for below in fields(nested[0])}
             names |= {name} if len(inner) > 1 else set()
         else:
