@@ -12,7 +12,7 @@ from iobench.stats.comparison import LEAST_FLOOR, LEAST_SAMPLES, Comparison, Fin
 from iobench.stats.estimates import ENOUGH_SAMPLES, huber_mean, median, paired_logs
 from iobench.tune.budget import LAST_ROUNDS, LOOK_ROUNDS, Cost, Search, TuningSizes
 from iobench.tune.objective import Step
-from iobench.tune.race import Rounds, effects_and_noise
+from iobench.tune.race import Race, effects_and_noise
 from iobench.tune.space import Space
 from iobench.units import format_size
 
@@ -247,7 +247,7 @@ class Finals:
     """
 
     space: Space
-    rounds: Rounds
+    race: Race
     sizes: TuningSizes
     search: Search
     floor: float = LEAST_FLOOR
@@ -258,13 +258,13 @@ class Finals:
         """Run rounds until every contender has enough samples or the budget is spent."""
         contenders, baseline = self.contenders(), self.space.baseline
         if self.space.reference:
-            self.rounds.race.join(baseline.label, baseline)
+            self.race.join(baseline.label, baseline)
         measured = self.space.reference or baseline.label in contenders
         confirmation = Confirmation(
             contenders=contenders, baseline=baseline.label if measured else "", floor=self.floor
         )
         names = [*contenders, *confirmation.compared]
-        self.rounds.progress.phase(
+        self.race.progress.phase(
             f"confirmation of {', '.join(names)}, {format_size(self.sizes.confirm)} at a time"
         )
         for number in range(LOOK_ROUNDS):
@@ -278,12 +278,12 @@ class Finals:
             if not self._round(confirmation, number, then=self._last(confirmation)):
                 break
         last = self._last(confirmation)
-        if not self.rounds.budget.confirms(self._cost_of_last(last), enough=False):
+        if not self.race.budget.confirms(self._cost_of_last(last), enough=False):
             return confirmation
         for _ in range(LAST_ROUNDS):
-            self.rounds.rng.shuffle(last)
-            confirm(self.rounds, confirmation, last, self.sizes.confirm)
-            confirmation.last.append(self.rounds.number)
+            self.race.rng.shuffle(last)
+            confirm(self.race, confirmation, last, self.sizes.confirm)
+            confirmation.last.append(self.race.number)
         return confirmation
 
     def _last(self, confirmation: Confirmation) -> list[str]:
@@ -297,7 +297,7 @@ class Finals:
         return list(best.values())
 
     def _cost_of_last(self, names: Sequence[str]) -> Cost:
-        return self.rounds.cost([*names] * LAST_ROUNDS, self.sizes.confirm)
+        return self.race.cost([*names] * LAST_ROUNDS, self.sizes.confirm)
 
     def contenders(self) -> list[str]:
         """Return leader, default, best of each family, runner-up, and best known settings.
@@ -305,10 +305,10 @@ class Finals:
         The best known settings are that of the leader's family and that of all. The search limits
         how many there are: the first ones.
         """
-        able = {name: one.candidate for name, one in self.rounds.race.trials.items() if one.able}
-        known = self.rounds.by_probe(name for name, one in able.items() if one.well_known)
-        best_known = self.rounds.race.ranked(known) or known
-        leader, *others = self.rounds.race.ranked() or known
+        able = {name: one.candidate for name, one in self.race.trials.items() if one.able}
+        known = self.race.by_probe(name for name, one in able.items() if one.well_known)
+        best_known = self.race.ranked(known) or known
+        leader, *others = self.race.ranked() or known
         chosen = [leader]
         if self.space.baseline.label in able:
             chosen.append(self.space.baseline.label)
@@ -320,17 +320,17 @@ class Finals:
 
     def _family_leaders(self) -> list[str]:
         """Return the best setting of each family, the best family first; dropped ones too."""
-        able = [name for name, one in self.rounds.race.trials.items() if one.able]
+        able = [name for name, one in self.race.trials.items() if one.able]
         best: dict[str, str] = {}
-        for name in [*self.rounds.race.ranked(able), *self.rounds.by_probe(able)]:
+        for name in [*self.race.ranked(able), *self.race.by_probe(able)]:
             best.setdefault(self._writer(name), name)
         return list(best.values())
 
     def _of_family(self, writer: str) -> list[str]:
         """Return the measured settings of a writer, best first, including eliminated ones."""
-        return self.rounds.race.ranked(
+        return self.race.ranked(
             name
-            for name, one in self.rounds.race.trials.items()
+            for name, one in self.race.trials.items()
             if one.candidate.writer == writer and one.able and one.losses
         )
 
@@ -344,18 +344,18 @@ class Finals:
             return False
         able = [*able, *confirmation.compared]
         fresh = [name for name in able if name not in confirmation.losses]
-        cost = self.rounds.cost(able, self.sizes.confirm, verify=bool(fresh))
+        cost = self.race.cost(able, self.sizes.confirm, verify=bool(fresh))
         if confirmation.enough:
             cost = cost.plus(self._cost_of_last(then))
-        if not self.rounds.budget.confirms(cost, enough=confirmation.enough):
+        if not self.race.budget.confirms(cost, enough=confirmation.enough):
             return False
         if number % 2 == 0:
-            self.rounds.rng.shuffle(able)
+            self.race.rng.shuffle(able)
             self._order = able
         order = able if number % 2 == 0 else [*reversed(self._order)]
         taking_part = [name for name in order if name in able]
         taking_part += [name for name in able if name not in taking_part]
-        confirm(self.rounds, confirmation, taking_part, self.sizes.confirm, verify=fresh)
+        confirm(self.race, confirmation, taking_part, self.sizes.confirm, verify=fresh)
         return True
 
     def _eliminate(self, confirmation: Confirmation) -> None:
@@ -401,9 +401,9 @@ class Finals:
         confirmation.join(back)
 
     def _affordable(self, confirmation: Confirmation, rounds: int) -> int:
-        one = self.rounds.cost(confirmation.contenders[:1], self.sizes.confirm, verify=True)
+        one = self.race.cost(confirmation.contenders[:1], self.sizes.confirm, verify=True)
         last = self._cost_of_last(self._last(confirmation)).written_bytes
-        return max(0, self.rounds.budget.left_bytes - last) // (rounds * one.written_bytes)
+        return max(0, self.race.budget.left_bytes - last) // (rounds * one.written_bytes)
 
     def _ranked(self, confirmation: Confirmation) -> list[str]:
         return sorted(confirmation.able, key=confirmation.middle)
@@ -413,11 +413,11 @@ class Finals:
         return [mine[number] / others[number] for number in mine.keys() & others.keys()]
 
     def _writer(self, name: str) -> str:
-        return self.rounds.race.trials[name].candidate.writer
+        return self.race.trials[name].candidate.writer
 
 
 def confirm(
-    rounds: Rounds,
+    race: Race,
     confirmation: Confirmation,
     names: Sequence[str],
     size: int,
@@ -425,12 +425,12 @@ def confirm(
     verify: Collection[str] = (),
 ) -> None:
     """Run one round of the confirmation: each of `names` once; `verify` are also compared."""
-    rounds.number += 1
+    race.number += 1
     for name in names:
-        step = Step(phase="confirm", round=rounds.number, size_bytes=size, verify=name in verify)
-        measured = rounds.measure_one(name, step)
-        why = measured.error or rounds.objective.over(rounds.history.of(name, "confirm"))
+        step = Step(phase="confirm", round=race.number, size_bytes=size, verify=name in verify)
+        measured = race.measure_one(name, step)
+        why = measured.error or race.objective.over(race.trials[name].of("confirm"))
         if why:
             confirmation.fail(name, why)
         else:
-            confirmation.record(name, rounds.number, rounds.objective.loss(measured))
+            confirmation.record(name, race.number, race.objective.loss(measured))

@@ -14,7 +14,7 @@ from iobench.stats.estimates import Interval, median, median_interval
 from iobench.tune.budget import Budget
 from iobench.tune.confirm import Confirmation, ConfirmedChoice
 from iobench.tune.objective import Measurement, Objective, cpu_s_per_gib
-from iobench.tune.race import History, RaceEntry, effects_and_noise
+from iobench.tune.race import RaceEntry, effects_and_noise
 from iobench.tune.space import Candidate, Space
 
 _SEARCHABLE = 0.07  # noise of a log: with more the race often leads to the wrong settings
@@ -56,7 +56,6 @@ class Outcome:
     budget: Budget
     size_bytes: int
     trials: Mapping[str, RaceEntry]
-    history: History
     confirmation: Confirmation
     verdict: ConfirmedChoice
     context: Context
@@ -268,10 +267,10 @@ class Outcome:
 
     def _standing(self, name: str) -> Standing:
         losses = list(self.confirmation.losses[name].values())
-        fresh = self.history.of(name, "confirm")
+        fresh = self.trials[name].of("confirm")
         counted = self._counted(fresh)
         both = [one for m in fresh for one in (m.save, m.restore) if one is not None]
-        every = self.history.of(name)
+        every = self.trials[name].of()
         memory = [one.memory_bytes for one in every if one.memory_bytes is not None]
         return Standing(
             candidate=self.trials[name].candidate,

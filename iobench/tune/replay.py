@@ -21,7 +21,7 @@ from iobench.tune.confirm import Confirmation, confirm
 from iobench.tune.journal import TrialRecord, TuningRecord
 from iobench.tune.objective import Objective
 from iobench.tune.outcome import Outcome
-from iobench.tune.race import NoProgress, Race, RaceStatus, Rounds
+from iobench.tune.race import NoProgress, Race, RaceStatus
 from iobench.tune.space import Candidate, Dimension, Space
 from iobench.units import format_size
 from iobench.writers import registry
@@ -49,8 +49,7 @@ def replay(header: TuningRecord, trials: Sequence[TrialRecord]) -> ReplayedTunin
     candidates = [Candidate.of(one.writer, one.options, one.origin) for one in trials]  # type: ignore[arg-type]  # a word of the journal
     labels = [one.label for one in candidates]
     recorded = iter(trials)
-    rounds = Rounds(
-        race=Race(),
+    race = Race(
         objective=header.asked.goal(),
         budget=header.asked.budget(),
         measure=lambda *_: next(recorded).measured,
@@ -58,7 +57,7 @@ def replay(header: TuningRecord, trials: Sequence[TrialRecord]) -> ReplayedTunin
         progress=NoProgress(),
         rng=random.Random(),
     )
-    race, bounds = rounds.race, _rounds(trials)
+    bounds = _rounds(trials)
     writers = header.asked.writers or dict.fromkeys(one.writer for one in trials)
     confirmation = Confirmation(contenders=[], baseline="")
     for at, (begin, end) in enumerate(bounds):
@@ -67,19 +66,19 @@ def replay(header: TuningRecord, trials: Sequence[TrialRecord]) -> ReplayedTunin
         for name, candidate in zip(labels[begin:until], candidates[begin:until], strict=True):
             if name not in race.trials:
                 race.join(name, candidate)
-        rounds.number = first.round - 1
+        race.number = first.round - 1
         if first.phase == "confirm":
             if not confirmation.contenders:
                 confirmation = _contenders(race, labels[begin:], writers)
                 confirmation.floor = header.asked.floor
-            confirm(rounds, confirmation, names, first.size_bytes)
+            confirm(race, confirmation, names, first.size_bytes)
             continue
         following = set(labels[slice(*bounds[at + 1])]) if at + 1 < len(bounds) else set()
         for name in names:
             if race.trials[name].able and first.phase != "probe":
                 race.trials[name].run_again()
         with suppress(IobenchError):  # no setting was left: the tuning ended there
-            rounds.run(first.phase, names, first.size_bytes, record=first.phase != "probe")
+            race.run(first.phase, names, first.size_bytes, record=first.phase != "probe")
         if first.phase != "probe":
             race.judge()
             later = at + 2 < len(bounds) and trials[end].phase == "race"
@@ -89,10 +88,10 @@ def replay(header: TuningRecord, trials: Sequence[TrialRecord]) -> ReplayedTunin
     return ReplayedTuning(
         header=header,
         trials=tuple(trials),
-        objective=rounds.objective,
+        objective=race.objective,
         race=race,
         labels=tuple(labels),
-        outcome=_outcome(header, trials, rounds, confirmation, writers),
+        outcome=_outcome(header, trials, race, confirmation, writers),
     )
 
 
@@ -126,11 +125,11 @@ def _finish(confirmation: Confirmation, numbers: Sequence[int]) -> None:
 def _outcome(
     header: TuningRecord,
     trials: Sequence[TrialRecord],
-    rounds: Rounds,
+    race: Race,
     confirmation: Confirmation,
     writers: Collection[str],
 ) -> Outcome | None:
-    verdict, race = confirmation.verdict(), rounds.race
+    verdict = confirmation.verdict()
     if verdict is None:
         return None
     known = dict.fromkeys(name for name, one in race.trials.items() if one.candidate.well_known)
@@ -147,11 +146,10 @@ def _outcome(
             },
             known=tuple(race.trials[name].candidate for name in known),
         ),
-        objective=rounds.objective,
-        budget=rounds.budget,
+        objective=race.objective,
+        budget=race.budget,
         size_bytes=max(one.size_bytes for one in trials if one.phase == "confirm"),
         trials=race.trials,
-        history=rounds.history,
         confirmation=confirmation,
         verdict=verdict,
         context=_context(header),

@@ -24,7 +24,7 @@ from iobench.tune.budget import (
 from iobench.tune.confirm import CLOSE, Finals
 from iobench.tune.objective import Measure, Objective
 from iobench.tune.outcome import Outcome
-from iobench.tune.race import Race, Rounds, TuningProgress
+from iobench.tune.race import Race, TuningProgress
 from iobench.tune.space import Candidate, Space
 from iobench.units import format_seconds, format_size
 
@@ -55,17 +55,15 @@ class Tuner:
     seed: int
     floor: float = LEAST_FLOOR
     context: Context = field(default_factory=lambda: Context(workload_bytes=0))
-    race: Race = field(default_factory=Race, init=False)
     notes: list[str] = field(default_factory=list, init=False)
-    rounds: Rounds = field(init=False)
+    race: Race = field(init=False)
     search: Search = field(init=False)
     _full: Search = field(init=False)
     _by_bytes: Search | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         self._random = random.Random(self.seed)
-        self.rounds = Rounds(
-            race=self.race,
+        self.race = Race(
             objective=self.objective,
             budget=self.budget,
             measure=self.measure,
@@ -100,7 +98,7 @@ class Tuner:
         A small budget has fewer: what the smallest search takes is left.
         """
         self.progress.phase(f"{len(self.space.known)} known settings, probed")
-        self.rounds.run("probe", self._to_probe(), self.sizes.probe, record=False)
+        self.race.run("probe", self._to_probe(), self.sizes.probe, record=False)
 
     def _to_probe(self) -> Iterator[str]:
         """Yield the known settings whose probe leaves enough for the smallest search."""
@@ -115,13 +113,13 @@ class Tuner:
         Its time is known once two settings work. Where those are too slow, another one may be as
         fast as the default.
         """
-        left, probed = self.budget.left_cost, self.rounds.by_probe(self.race.running)
+        left, probed = self.budget.left_cost, self.race.by_probe(self.race.running)
         if len(probed) < 2:
             left = replace(left, time_s=math.inf)
             planner = Planner.of_bytes(self.space, self.sizes, self.written_bytes)
             planner = replace(planner, unprobed=1)
             return left.covers(planner.least())
-        planner, probe = self._planner(), self.rounds.cost(probed[:1], self.sizes.probe)
+        planner, probe = self._planner(), self.race.cost(probed[:1], self.sizes.probe)
         if not left.covers(planner.least()):
             planner = replace(planner, families=planner.families[:1])
         return left.covers(planner.least().plus(probe))
@@ -141,12 +139,12 @@ class Tuner:
         self.budget.set_aside(search.reserve)
 
     def _planner(self) -> Planner:
-        probed = self.rounds.by_probe(self.race.running)
+        probed = self.race.by_probe(self.race.running)
         return Planner.of_rates(
             self.space,
             self.sizes,
             probed,
-            lambda names, size, verify: self.rounds.cost(names, size, verify=verify),
+            lambda names, size, verify: self.race.cost(names, size, verify=verify),
         )
 
     def _smaller(self, outcome: Outcome) -> Iterator[str]:
@@ -173,7 +171,7 @@ class Tuner:
             f"race of {len(self.race.running)} known settings, "
             f"{format_size(self.sizes.small)} at a time"
         )
-        self.rounds.rung("race", self.sizes.small, until=0.0)
+        self.race.rung("race", self.sizes.small, until=0.0)
 
     def _drawn(self) -> None:
         """Race random settings of the writers in contention; keep half of all, then half again."""
@@ -195,11 +193,11 @@ class Tuner:
         for one in self.space.draw(hopeful, count, self.race.trials.keys(), self._random):
             self.race.join(one.label, one)
         self.progress.phase(f"race of {len(self.race.running)} settings, drawn ones among them")
-        self.rounds.rung("race", self.sizes.small, until=_AFTER_HALVING)
+        self.race.rung("race", self.sizes.small, until=_AFTER_HALVING)
         while (running := len(self.race.running)) > _FINALISTS:
             keep = max(_FINALISTS, math.ceil(running / 2))
             self.race.cut(keep, f"{keep} others did better, {running} ran")
-            if not self.rounds.rung("race", self.sizes.large, until=_AFTER_HALVING):
+            if not self.race.rung("race", self.sizes.large, until=_AFTER_HALVING):
                 break
         self.race.cut(2 * _FINALISTS, "others did better when the share of the budget was spent")
 
@@ -225,7 +223,7 @@ class Tuner:
             for name in bases:
                 self.race.trials[name].run_again()
             names = list(dict.fromkeys([*leaders, *bases, *(one.label for one in batch)]))
-            if not self.rounds.rung("refine", self.sizes.small, until=0.0, names=names):
+            if not self.race.rung("refine", self.sizes.small, until=0.0, names=names):
                 return
             self.race.cut(2 * _FINALISTS, "others near the leaders did better")
 
@@ -265,7 +263,7 @@ class Tuner:
         """Take fresh samples of the leader, of each close family, and of the baseline."""
         finals = Finals(
             space=self.space,
-            rounds=self.rounds,
+            race=self.race,
             sizes=self.sizes,
             search=self.search,
             floor=self.floor,
@@ -285,7 +283,6 @@ class Tuner:
             budget=self.budget,
             size_bytes=self.sizes.confirm,
             trials=self.race.trials,
-            history=self.rounds.history,
             confirmation=confirmation,
             verdict=verdict,
             context=self.context,
@@ -318,5 +315,5 @@ class Tuner:
 
         The rung must leave `until` of the race's share.
         """
-        leader = self.rounds.cost(self.race.ranked()[:1], self.sizes.small)
+        leader = self.race.cost(self.race.ranked()[:1], self.sizes.small)
         return self.budget.affordable(leader, rounds=ROUNDS, until=until)

@@ -7,6 +7,8 @@ import random
 import pytest
 from support.simulated_storage import heavy_tails
 
+from iobench.tune.budget import Budget
+from iobench.tune.objective import Objective
 from iobench.tune.race import Race, RaceStatus
 from iobench.tune.space import Candidate
 
@@ -14,7 +16,15 @@ _ANY = Candidate.of("buffered", {}, "drawn")
 
 
 def race(*names: str) -> Race:
-    made = Race()
+    """A race whose losses the test sets: nothing is measured."""
+    made = Race(
+        objective=Objective(),
+        budget=Budget(),
+        measure=None,
+        written_bytes=None,
+        progress=None,
+        rng=random.Random(1),
+    )
     for name in names:
         made.join(name, _ANY)
     return made

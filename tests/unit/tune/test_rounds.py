@@ -13,7 +13,7 @@ from iobench.errors import IobenchError
 from iobench.tune.budget import Budget, Cost
 from iobench.tune.confirm import Confirmation, confirm
 from iobench.tune.objective import Measurement, Objective, Step
-from iobench.tune.race import Race, RaceStatus, Rounds
+from iobench.tune.race import Race, RaceStatus
 from iobench.tune.space import Candidate
 from iobench.units import GIB, MIB
 
@@ -38,7 +38,7 @@ class Reported:
 class Played:
     """Rounds of three settings at `rates`, on a storage without noise."""
 
-    rounds: Rounds
+    race: Race
     storage: SimulatedStorage
     reported: Reported
 
@@ -58,11 +58,7 @@ class Played:
             error=error,
         )
         reported = Reported()
-        race = Race()
-        for name in _NAMES:
-            race.join(name, Candidate.of(name, {}, "known-good"))
-        rounds = Rounds(
-            race=race,
+        race = Race(
             objective=Objective(max_memory_bytes=max_memory_bytes),
             budget=Budget(max_s=10_000, max_bytes=max_bytes),
             measure=storage,
@@ -70,7 +66,9 @@ class Played:
             progress=reported,
             rng=random.Random(1),
         )
-        return cls(rounds=rounds, storage=storage, reported=reported)
+        for name in _NAMES:
+            race.join(name, Candidate.of(name, {}, "known-good"))
+        return cls(race=race, storage=storage, reported=reported)
 
     @property
     def asked(self) -> list[tuple[str, int]]:
@@ -81,14 +79,14 @@ class Played:
 def test_a_round_measures_each_once_and_is_paid_for() -> None:
     """Losses count by the number of the round. Those of the probe do not count, but are kept."""
     played = Played.at(100, 200, 400)
-    played.rounds.run("probe", _NAMES, _SIZE, record=False)
-    assert all(not trial.losses for trial in played.rounds.race.trials.values())
-    played.rounds.run("race", ("uring", "odirect"), _SIZE)
+    played.race.run("probe", _NAMES, _SIZE, record=False)
+    assert all(not trial.losses for trial in played.race.trials.values())
+    played.race.run("race", ("uring", "odirect"), _SIZE)
     assert played.asked == [*((name, 1) for name in _NAMES), ("uring", 2), ("odirect", 2)]
-    losses = {name: set(trial.losses) for name, trial in played.rounds.race.trials.items()}
+    losses = {name: set(trial.losses) for name, trial in played.race.trials.items()}
     assert losses == {"buffered": set(), "odirect": {2}, "uring": {2}}
-    assert played.rounds.budget.written_bytes == 5 * _SIZE
-    assert [len(played.rounds.history.of(name)) for name in _NAMES] == [1, 2, 2]
+    assert played.race.budget.written_bytes == 5 * _SIZE
+    assert [len(played.race.trials[name].measured) for name in _NAMES] == [1, 2, 2]
     assert played.reported.figures[-1].startswith("odirect 2 0.20 GiB/s")
 
 
@@ -102,8 +100,8 @@ def test_a_failure_or_a_limit_ends_a_setting() -> None:
         max_memory_bytes=2 * MIB,
     )
     with pytest.raises(IobenchError, match=r"no setting is left: .*uring: OSError: no"):
-        played.rounds.run("probe", _NAMES, _SIZE, record=False)
-    statuses = {name: trial.status for name, trial in played.rounds.race.trials.items()}
+        played.race.run("probe", _NAMES, _SIZE, record=False)
+    statuses = {name: trial.status for name, trial in played.race.trials.items()}
     assert statuses["uring"] is RaceStatus.FAILED
     assert statuses["odirect"] is RaceStatus.OVER
 
@@ -127,11 +125,11 @@ def test_a_rung_lasts_as_long_as_its_share(
     """It moves the bytes of so many trials, and reverses its order. It reports whether it could
     begin."""
     played = Played.at(200, 200, 200)
-    played.rounds.run("probe", _NAMES, _SIZE, record=False)
+    played.race.run("probe", _NAMES, _SIZE, record=False)
     left = Budget(max_s=10_000, max_bytes=max_bytes * _SIZE)
     left.set_aside(Cost(time_s=0, written_bytes=0))
-    played.rounds.budget = left
-    assert played.rounds.rung("race", _SIZE, until=until) is began
+    played.race.budget = left
+    assert played.race.rung("race", _SIZE, until=until) is began
     first, second = (
         [name for name, number in played.asked if number == wanted] for wanted in (2, 3)
     )
@@ -149,10 +147,10 @@ def test_the_second_round_of_a_rung_has_the_remaining_settings() -> None:
         200,
         error=lambda one, step: "no" if one.writer == "uring" and step.round == 2 else None,
     )
-    played.rounds.run("probe", _NAMES, _SIZE, record=False)
-    assert played.rounds.rung("race", _SIZE, until=0.0)
+    played.race.run("probe", _NAMES, _SIZE, record=False)
+    assert played.race.rung("race", _SIZE, until=0.0)
     assert sorted(name for name, number in played.asked if number == 3) == ["buffered", "odirect"]
-    assert played.rounds.rung("race", _SIZE, until=0.0, names=["odirect"])
+    assert played.race.rung("race", _SIZE, until=0.0, names=["odirect"])
     assert [name for name, number in played.asked if number > 3] == ["odirect"]
 
 
@@ -166,8 +164,8 @@ def test_a_round_of_the_confirmation() -> None:
         error=lambda one, step: "no" if step.verify and one.writer == "uring" else None,
     )
     confirmation = Confirmation(contenders=list(_NAMES), baseline="buffered")
-    confirm(played.rounds, confirmation, _NAMES, _SIZE, verify=_NAMES)
-    confirm(played.rounds, confirmation, confirmation.able, _SIZE)
+    confirm(played.race, confirmation, _NAMES, _SIZE, verify=_NAMES)
+    confirm(played.race, confirmation, confirmation.able, _SIZE)
     assert confirmation.failed == {"uring": "no"}
     assert {name: sorted(losses) for name, losses in confirmation.losses.items()} == {
         "buffered": [1, 2],
@@ -184,9 +182,9 @@ def test_a_confirmation_judges_limits_by_its_own_samples(limit: int, out: bool) 
     played = Played.at(100, 200, 400, max_memory_bytes=limit)
     earlier = Step(phase="race", round=1, size_bytes=_SIZE)
     much = Measurement(took_s=1, spent_s=1, written_bytes=_SIZE, memory_bytes=2 * GIB)
-    played.rounds.history.add("odirect", earlier, much)
+    played.race.trials["odirect"].measured.append((earlier, much))
     confirmation = Confirmation(contenders=list(_NAMES), baseline="buffered")
-    confirm(played.rounds, confirmation, ["odirect"], _SIZE)
+    confirm(played.race, confirmation, ["odirect"], _SIZE)
     assert ("--max-memory" in confirmation.failed.get("odirect", "")) is out
     assert ("odirect" in confirmation.losses) is not out
 
@@ -195,11 +193,11 @@ def test_a_new_setting_is_expected_to_be_like_the_leader() -> None:
     """By rank; before any round of the race, like the best of the probe. Verification costs
     more."""
     played = Played.at(100, 400, 200)
-    played.rounds.written_bytes = lambda size, verify: (2 if verify else 1) * size
-    played.rounds.run("probe", _NAMES, _SIZE, record=False)
-    cost = played.rounds.cost
+    played.race.written_bytes = lambda size, verify: (2 if verify else 1) * size
+    played.race.run("probe", _NAMES, _SIZE, record=False)
+    cost = played.race.cost
     assert cost(["new"], _SIZE) == cost(["odirect"], _SIZE) != cost(["uring"], _SIZE)
-    played.rounds.run("race", ("uring",), _SIZE)
+    played.race.run("race", ("uring",), _SIZE)
     assert cost(["new"], _SIZE) == cost(["uring"], _SIZE)
     assert cost(["new", "odirect"], _SIZE, verify=True) == Cost(
         time_s=cost(["uring"], _SIZE).time_s + cost(["odirect"], _SIZE).time_s,
