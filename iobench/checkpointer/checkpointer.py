@@ -119,25 +119,7 @@ class Checkpointer:
         deadline_s: float = DEADLINE_S,
     ) -> None:
         """See the class. The constructor of a subclass calls this one with the options."""
-        options = CheckpointerOptions(
-            location=location,
-            writer=writer,
-            slots=slots,
-            on_full=on_full,
-            keep=keep,
-            schedule=schedule,
-            budget=budget,
-            bandwidth_limit=bandwidth_limit,
-            lazy=lazy,
-            on_event=on_event,
-            tiers=tiers,
-            placement=placement,
-            offload=offload,
-            world=world,
-            replicate=replicate,
-            writers_per_node=writers_per_node,
-            deadline_s=deadline_s,
-        )
+        options = CheckpointerOptions(**{n: one for n, one in locals().items() if n != "self"})
         self._schedule, self._pid = schedule, os.getpid()
         self._ranks = JobRanks.of(options.own_world, location, float(deadline_s))
         opened = Opening(options, self._ranks)

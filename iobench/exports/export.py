@@ -135,9 +135,7 @@ def export(
         progress=progress,
     )
     found = World.of(world)
-    control = Control(found)
-    if found.size > 1:
-        control = shared_control(found, Path(os.path.abspath(out)).parent).sub("export")
+    control = shared_control(found, Path(os.path.abspath(out)).parent).sub("export")
     try:
         return made.run(control)
     except BaseException as error:

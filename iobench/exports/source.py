@@ -16,10 +16,10 @@ from iobench.checkpoint.manifest import MANIFEST, Manifest, step_of
 from iobench.checkpoint.manifest import name_of as step_name
 from iobench.checkpoint.ranked.structure import (
     StatePath,
-    ValueFiles,
     name_of,
     stock_values,
     tensor_entries,
+    value_file,
 )
 from iobench.checkpoint.rebuild import readable
 from iobench.checkpoint.retention import abandoned_first, in_save_order
@@ -193,10 +193,11 @@ def _of_one_process(location: FileTree, inventory: VerifyInventory) -> _Found:
             name_of(path): _Entry(path, _viewed(entry, leaves))
             for path, entry in tensor_entries(skeleton, [0])
         }
-        plain = stock_values(skeleton, 0)
-        files = ValueFiles().files(plain)
-        paths = {name_of(one.path): one.path for one in plain}
-    return tensors, {name: StoredValue(paths[name], saved) for name, saved in files.items()}
+        values = {
+            name_of(one.path): StoredValue(one.path, value_file(one))
+            for one in stock_values(skeleton, 0)
+        }
+    return tensors, values
 
 
 def _viewed(entry: dict[str, Any], leaves: dict[str, ListedTensor]) -> ListedTensor:

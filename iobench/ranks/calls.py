@@ -21,7 +21,7 @@ EVERY_RANK = "construct the Checkpointer in every rank, or pass world='alone'"
 BEAT = -1
 """The number of pings whose answer only says that rank 0 lives."""
 
-CallKind = Literal["all-gather", "gather", "broadcast", "scatter", "barrier"]
+CallKind = Literal["all-gather", "gather", "broadcast", "scatter"]
 
 Key = tuple[str, int]
 """A call: the name of its `sub` and its number there."""

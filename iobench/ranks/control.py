@@ -63,9 +63,8 @@ _RETRY_S = 0.05
 _INTERRUPTED = 130  # the exit code after Ctrl-C
 _PINGS = 20
 _MOST_SHOWN = 20
-
-
 _GREETING_S = 30.0
+_FOREVER_S = 1e9  # JSON has no infinity
 
 K = TypeVar("K")
 T = TypeVar("T")
@@ -359,7 +358,7 @@ class Control:
 
     def barrier(self, phase: str, *, deadline_s: float, error: object = None) -> None:
         """Return when all ranks have made this call."""
-        self.begin("barrier", phase, None, deadline_s=deadline_s, error=error)()
+        self.all_gather(phase, deadline_s=deadline_s, error=error)
 
     def fail(self, error: BaseException) -> None:
         """Tell the other ranks that this one cannot go on. Their calls raise RankError."""
@@ -436,7 +435,7 @@ class Control:
             key=(self._name, next(self._numbers)),
             kind=kind,
             phase=sendable(phase),
-            deadline_s=deadline_s,
+            deadline_s=min(deadline_s, _FOREVER_S),
             aside=self._aside,
             error=None if error is None else sendable(str(error)),
             acknowledged=acknowledged,
@@ -542,11 +541,14 @@ def shared_control(world: World, directory: Path | None = None) -> Control:
     """Return the connection of this process to the ranks of `world`; connect at the first call.
 
     Every user takes a `sub` of it. It lives as long as the process. `directory`: see `connect`.
+    One rank alone needs none.
     """
     global _shared
+    if world.size == 1:
+        return Control(world)
     with _sharing:
         if _shared is None or not _shared.world.same_rank(world):
-            if _shared is not None and _shared.world.size > 1:
+            if _shared is not None:
                 raise UsageError(f"this process is {_shared.world} of another job already")
             _shared = Control.connect(world, directory=directory)
         return _shared

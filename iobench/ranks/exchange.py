@@ -92,15 +92,12 @@ class Transport:
         assert interface is not None  # a job of several ranks has one
         server = socket.create_server((interface.address, 0), backlog=_ROOM)
         port = server.getsockname()[1]
-        own = [interface.address, port, self._world.host, self._world.node]
-        deadline_s = _CONNECT_S
-        token = secrets.token_hex(16) if self._world.rank == 0 else None
-        self._token = self._control.broadcast("token", token, deadline_s=deadline_s).encode()
-        found = self._control.all_gather("addresses", own, deadline_s=deadline_s)
-        self._addresses: list[tuple[str, int, str]] = [
-            (at, port, name) for at, port, name, _ in found
-        ]
-        self.nodes = [node for *_, node in found]
+        token = secrets.token_hex(16) if self._world.rank == 0 else ""  # that of rank 0 counts
+        own = [(interface.address, port, self._world.host), self._world.node, token]
+        found = self._control.all_gather("addresses", own, deadline_s=_CONNECT_S)
+        self._addresses: list[tuple[str, int, str]] = [address for address, *_ in found]
+        self.nodes = [node for _, node, _ in found]
+        self._token = found[0][-1].encode()
         self._listener = Listener(
             server,
             token=self._token,

@@ -22,7 +22,6 @@ from iobench.ranks.wire import HEAD, Hello, Listener, Message, Welcome, Wire, de
 from iobench.writers.blocks import interpreter_end
 
 _GREETING_S = 5.0
-_ROOM = 4096  # connections that wait for the hub; the kernel cuts it to net.core.somaxconn
 _STRANGERS = 64  # connections of others than ranks
 _LOOK_S = 0.02
 _SUSPENDED_S = 15.0  # without work: this process was suspended
@@ -54,11 +53,12 @@ class _Round:
 
 @dataclass(kw_only=True)
 class _Owed:
-    """The answer of rank 0 to a call, and the ranks that have not acknowledged theirs."""
+    """What rank 0 gets after these ranks have acknowledged their answers to the call `key`."""
 
-    ranks: set[int]
+    key: calls.Key | None = None
+    ranks: set[int] = field(default_factory=set)
     answer: bytes
-    until_s: float
+    until_s: float = 0.0
 
 
 class Hub:
@@ -73,13 +73,11 @@ class Hub:
         self._size, self._lost_after_s = size, lost_after_s
         self._peers: dict[int, _Peer] = {}
         self._rounds: dict[calls.Key, _Round] = {}
-        self._owed: dict[calls.Key, _Owed] = {}
+        self._owed: list[_Owed] = []
         self._broken: calls.Broken | None = None
-        self._broken_owed = False
         self._abandoned = self._said_all = False
         self._serving: dict[asyncio.Task[object], asyncio.StreamWriter] = {}
         self._looked_s = time.monotonic()
-        server.listen(_ROOM)
         self._loop = asyncio.new_event_loop()
         self._ended = asyncio.Event()
         self._listener = Listener(
@@ -191,7 +189,7 @@ class Hub:
         return self._broken.ranks if self._broken else []
 
     def _all_left(self) -> bool:
-        if self._owed or self._broken_owed:
+        if self._owed:
             return False
         return self._broken is not None or all(peer.closed for peer in self._peers.values())
 
@@ -297,27 +295,22 @@ class Hub:
             return
         there = {rank for rank, peer in self._peers.items() if rank and not peer.closed}
         until_s = time.monotonic() + _ACKNOWLEDGE_S
-        self._owed[key] = _Owed(ranks=there - {*self._lost()}, answer=packed[0], until_s=until_s)
+        there -= {*self._lost()}
+        self._owed.append(_Owed(key=key, ranks=there, answer=packed[0], until_s=until_s))
         self._settle()
 
     def _acknowledge(self, rank: int, key: calls.Key | None = None) -> None:
         """Note that `rank` has its answer to the call `key`, or needs none any more."""
-        for one in [key] if key else list(self._owed):
-            if one in self._owed:
-                self._owed[one].ranks.discard(rank)
+        for one in self._owed:
+            if key in (None, one.key):
+                one.ranks.discard(rank)
         self._settle()
 
     def _settle(self) -> None:
         """Answer rank 0 where all others have their answers, or had time enough."""
         now_s = time.monotonic()
-        for key, owed in list(self._owed.items()):
-            if not owed.ranks or now_s > owed.until_s:
-                del self._owed[key]
-                self._write(0, owed.answer)
-        if self._broken_owed and not self._owed:
-            assert self._broken is not None
-            self._broken_owed = False
-            self._send(0, self._broken)
+        while self._owed and (not self._owed[0].ranks or now_s > self._owed[0].until_s):
+            self._write(0, self._owed.pop(0).answer)
 
     def _look(self) -> None:
         """Break the job for a silent rank, and for a call whose deadline has passed."""
@@ -357,7 +350,7 @@ class Hub:
                 peer.seen_s += paused_s
             for call in self._rounds.values():
                 call.until_s += paused_s
-            for owed in self._owed.values():
+            for owed in self._owed:
                 owed.until_s += paused_s
 
     def _missing(self, call: _Round) -> list[int]:
@@ -388,7 +381,8 @@ class Hub:
         for rank in self._peers:
             if rank:
                 self._send(rank, self._broken)
-        self._broken_owed = 0 in self._peers
+        if 0 in self._peers:
+            self._owed.append(_Owed(answer=pack(self._broken)))
         for rank in ranks:
             self._acknowledge(rank)
         self._settle()
@@ -421,8 +415,6 @@ def _packed(call: _Round, key: calls.Key, acknowledge: bool) -> list[bytes]:
             return [answer(values[0])] * size
         case "gather":
             return [answer(b",".join(values)), *[answer(b"")] * (size - 1)]
-        case "all-gather" if all(value == values[0] for value in values):
-            return [answer(values[0], size)] * size
-        case "all-gather":
-            return [answer(b",".join(values))] * size
-    return [answer(b"")] * size
+    if all(value == values[0] for value in values):
+        return [answer(values[0], size)] * size
+    return [answer(b",".join(values))] * size

@@ -8,11 +8,10 @@ The first of these that applies is used:
 - torchrun's own store, at MASTER_ADDR:MASTER_PORT, which gets both
 - the store of the trainer's process groups, if they are initialized
 - a file in the user's own directory of this node, if all ranks are on it
-- IOBENCH_TOKEN: a port computed from the job's name, on MASTER_ADDR or the first host of Slurm's
-  list
 - a file in the directory of the checkpoints, which all ranks share
 
-A secret is never computed from what others may know, such as the number of the job.
+The secret is random, or IOBENCH_TOKEN. It is never computed from what others may know, such as the
+number of the job.
 """
 
 from __future__ import annotations
@@ -35,6 +34,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iobench.errors import RankError, UsageError, transfer_errors
+from iobench.ranks import calls
+from iobench.ranks.wire import Wire, introduce
 from iobench.ranks.world import OWN, World, is_loopback
 
 if TYPE_CHECKING:
@@ -141,7 +142,7 @@ def _route_to(host: str) -> str:
 
 
 _VARIABLE, _TOKEN = "IOBENCH_STORE", "IOBENCH_TOKEN"
-_FIRST_PORT, _PORTS = 20000, 12000  # below Linux's ephemeral ports, which begin at 32768
+_ROOM = 4096  # connections that wait for the hub; the kernel cuts it to net.core.somaxconn
 _LOOK_S = 0.05
 _GREETING_S = 5.0
 _MOST_BYTES = 4096  # of a file with an address
@@ -192,14 +193,12 @@ def meet(
         store = _Store(world, trainers)
     elif world.on_one_node:
         store = _Directory(world, runtime_directory())
-    elif token:
-        return _computed(world, token, found)
     elif directory is not None:
         store = _Directory(world, directory)
     if store is None:
         raise UsageError(
-            f"{world}: the ranks have no secret in common; set {_VARIABLE} to a directory that all "
-            f"nodes share, or {_TOKEN} to a random text, the same in all ranks; or call "
+            f"{world}: the ranks have no place in common; set {_VARIABLE} to a directory that all "
+            f"nodes share, or to tcp://HOST:PORT of rank 0, with {_TOKEN}; or call "
             "torch.distributed.init_process_group before"
         )
     return _told(world, store, token, deadline_s, found)
@@ -213,26 +212,12 @@ def _fixed(world: World, wanted: str, token: str | None, found: Mapping[str, str
         raise UsageError(
             f"{_VARIABLE}={wanted}: needs {_TOKEN}, a random text that is the same in all ranks"
         )
-    interface = chosen_interface(replace(world, master=host), found)
+    world = replace(world, master=host)
+    interface = chosen_interface(world, found)
+    if world.rank == 0 and not world.on_one_node and is_loopback(_route_to(host)):
+        host = interface.address  # the host's own name is at 127.0.1.1 in Debian's /etc/hosts
     server = _listen(host, int(port)) if world.rank == 0 else None
     return Meeting(address=(host, int(port)), token=token, interface=interface, server=server)
-
-
-def _computed(world: World, token: str, found: Mapping[str, str]) -> Meeting:
-    """Return a meeting at a port that every rank computes."""
-    if world.master is None:
-        raise UsageError(
-            f"{world}: nothing says where rank 0 is; set MASTER_ADDR to its host, or {_VARIABLE} "
-            "to a directory that all nodes share"
-        )
-    interface = chosen_interface(world, found)
-    port = _FIRST_PORT + int(_name_of(world)[:8], 16) % _PORTS
-    host, server = world.master, None
-    if world.rank == 0:  # which may know its own name as one of the loopback
-        own = socket.gethostbyname(host)
-        host = interface.address if is_loopback(own) else own
-        server = _listen(host, port)
-    return Meeting(address=(host, port), token=token, interface=interface, server=server)
 
 
 def _told(
@@ -250,7 +235,7 @@ def _told(
         secret = "" if token else secrets.token_hex(16)
         address = {"host": interface.address, "port": port, "token": secret}
         try:
-            store.publish(address)
+            store.publish(address, token or secret)
         except BaseException:
             server.close()
             raise
@@ -298,8 +283,8 @@ class _Directory:
     def __str__(self) -> str:
         return str(self._file)
 
-    def publish(self, address: dict[str, Any]) -> None:
-        self._check_free()
+    def publish(self, address: dict[str, Any], token: str) -> None:
+        self._check_free(token)
         new = self._file.with_name(f"{self._file.name}.{secrets.token_hex(4)}")
         with transfer_errors("writing", self._file):
             self._file.parent.mkdir(parents=True, exist_ok=True)
@@ -308,22 +293,24 @@ class _Directory:
                 json.dump(address, file)
             new.rename(self._file)
 
-    def _check_free(self) -> None:
+    def _check_free(self, token: str) -> None:
         """Raise UsageError if the rank 0 of another job of the same name waits for its ranks.
 
-        MPICH, for one, gives a job no name.
+        MPICH, for one, gives a job no name. After a start that was killed, another program may
+        listen at the port now: it does not know the secret of the file.
         """
         address = self.read(secret=False)
         if address is None:
             return
-        with contextlib.suppress(OSError):  # that of a start that was killed
+        with contextlib.suppress(OSError):
             where = str(address["host"]), int(address["port"])
-            with socket.create_connection(where, timeout=_GREETING_S) as connection:
-                if connection.recv(1):  # a hub speaks first
-                    raise UsageError(
-                        f"{self._file}: another job of this name begins now; set {_VARIABLE} to "
-                        "another directory"
-                    )
+            connection = socket.create_connection(where, timeout=_GREETING_S)
+            with Wire(connection, "rank 0", _GREETING_S) as wire:
+                introduce(wire, (address["token"] or token).encode(), calls.PURPOSE, rank=-1)
+            raise UsageError(
+                f"{self._file}: another job of this name begins now; set {_VARIABLE} to another "
+                "directory"
+            )
 
     def withdraw(self, address: dict[str, Any]) -> None:
         """Remove the file, unless another job with the same name has replaced it."""
@@ -370,7 +357,8 @@ class _Store:
     def __str__(self) -> str:
         return "the store of torch.distributed"
 
-    def publish(self, address: dict[str, Any]) -> None:
+    def publish(self, address: dict[str, Any], token: str) -> None:
+        del token
         self._store.set(self._key, json.dumps(address))
 
     def withdraw(self, address: dict[str, Any]) -> None:
@@ -413,6 +401,7 @@ def _listen(host: str, port: int) -> socket.socket:
     try:
         server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         server.bind((host, port))
+        server.listen(_ROOM)  # here: two sockets may be bound to one port, and one listens
     except OSError as error:
         server.close()
         raise UsageError(

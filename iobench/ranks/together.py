@@ -114,9 +114,6 @@ class JobRanks:
     @classmethod
     def of(cls, world: World, location: str | Path, deadline_s: float) -> JobRanks:
         """Connect the ranks of `world`, each of which makes a Checkpointer of `location` now."""
-        if world.size == 1:
-            alone = Control(World.single())
-            return cls(trainer=alone, background=alone, deadline_s=deadline_s)
         shared = shared_control(world, None if is_s3(location) else Path(location))
         # All ranks make their Checkpointers in the same order.
         number = _made[shared] = _made.get(shared, 0) + 1

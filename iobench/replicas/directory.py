@@ -18,7 +18,7 @@ import mmap
 import os
 import shutil
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self
@@ -210,10 +210,10 @@ class ReplicaDirectory:
         with transfer_errors("reading", path):
             return SaveHeader.parse(path.read_bytes(), str(path))
 
-    def keep(self, versions: Collection[Version | None]) -> None:
+    def keep(self, kept: Version | None) -> None:
         """Remove all other versions. Raises TransferError."""
         for version, path in list(self._versions()):
-            if version not in versions:
+            if version != kept:
                 _remove(path)
 
     def remove(self) -> None:

@@ -114,7 +114,7 @@ class Replicator:
         self._lock = threading.Lock()
         self._settled: Version | None = None
         """The last version that all ranks have: the other ones are not needed."""
-        self._resumed = self._is_tidy = self._closing = False
+        self._resumed = self._closing = False
         self._untold: list[str] = []
         self._failure: str | None = None
         if self._first and not self._sender.receivers:
@@ -230,19 +230,14 @@ class Replicator:
     def resumed(self, version: Version | None) -> None:
         """Say from which version training continues; None: from the beginning.
 
-        Newer versions in memory are removed. A call of all ranks, after all of them have loaded.
+        Other versions in memory are removed. A call of all ranks, after all of them have loaded.
         """
         self._resume(self._control, version)
 
     def _resume(self, control: Control, version: Version | None) -> None:
-        def remove() -> None:
-            if self._first:
-                older = {one for one, _, _ in self._directory.listed()}
-                self._directory.keep({one for one in older if version and one <= version})
-
         control.barrier("loaded", deadline_s=_ROUND_S)
-        together(control, "resume from replicas", remove, deadline_s=_CLOSE_S)
-        self._settled, self._resumed, self._is_tidy = version, True, False
+        self._settled, self._resumed = version, True
+        self._tidy(control, "resume from replicas")
 
     def close(self, *, finished: bool) -> None:
         """End the connections.
@@ -297,8 +292,6 @@ class Replicator:
             raise ReplicaError(self._failure)
         if not self._resumed:  # the job begins anew: copies of earlier starts are of no use
             self._resume(self._rounds, None)
-        if not self._is_tidy:
-            self._tidy("make room for replicas")
         version = offer.version
         found = self._copied(offer)
         sizes = [found.size_bytes, len(offer.header)]
@@ -314,15 +307,14 @@ class Replicator:
             found = self._sent(found, offer, [one[2] for one in every])
         self._settle(version, found)
 
-    def _tidy(self, phase: str) -> None:
+    def _tidy(self, control: Control, phase: str) -> None:
         """Remove all versions but the settled one. All ranks wait for it."""
 
         def remove() -> None:
             if self._first:
-                self._directory.keep({self._settled})
+                self._directory.keep(self._settled)
 
-        together(self._rounds, phase, remove, deadline_s=_ROUND_S)
-        self._is_tidy = True
+        together(control, phase, remove, deadline_s=_ROUND_S)
 
     def _settle(self, version: Version, found: Replicated) -> None:
         """Let the version replace the one before, if all ranks have it; otherwise remove it."""
@@ -330,8 +322,7 @@ class Replicator:
             self._settled = version
         if found.outcome == "failed":
             self._tell(f"step {version.step} has no replica: {found.reason}")
-        self._is_tidy = False
-        self._tidy(f"settle step {version.step}")
+        self._tidy(self._rounds, f"settle step {version.step}")
         self.replicas.append(found)
 
     def _tell(self, text: str) -> None:

@@ -226,10 +226,9 @@ def test_address_of_an_earlier_start(nodes: Nodes, tmp_path: Path) -> None:
 
 def test_ranks_meet_in_the_directory_of_their_data(nodes: Nodes, tmp_path: Path) -> None:
     """Without a store: rank 0 publishes its address and a secret there, for this user only."""
-    unset = ["IOBENCH_TOKEN"]
     script = "support.rank_scripts:meets"
     points = {1: ["iobench.ranks.control.meet:before:1:stop"]}
-    ranks = nodes.ranks(script, str(tmp_path), 30, *unset, order=[0, 1], points=points)
+    ranks = nodes.ranks(script, str(tmp_path), 30, order=[0, 1], points=points)
     ranks[1].wait_stopped(30)
     while not (files := list(tmp_path.iterdir())):
         nodes.sleep(0.05)
@@ -243,13 +242,11 @@ def test_ranks_meet_in_the_directory_of_their_data(nodes: Nodes, tmp_path: Path)
 
 def test_ranks_without_a_secret(nodes: Nodes) -> None:
     """Nothing that all nodes share: no rank goes on with a secret that others can compute."""
-    ranks = nodes.ranks("support.rank_scripts:meets", None, 30, "IOBENCH_TOKEN", order=[0, 1])
+    ranks = nodes.ranks("support.rank_scripts:meets", None, 30, order=[0, 1])
     assert nodes.wait(ranks, 30) == [_LOST, _LOST]
     for rank in ranks:
         assert "UsageError" in rank.stdout()
-        assert "set IOBENCH_STORE to a directory that all nodes share, or IOBENCH_TOKEN" in (
-            rank.stdout()
-        )
+        assert "set IOBENCH_STORE to a directory that all nodes share, or to tcp:" in rank.stdout()
 
 
 def test_ranks_meet_at_the_store_of_the_trainer(nodes: Nodes) -> None:
@@ -267,11 +264,11 @@ def _places(nodes: Nodes, ranks: Sequence[Process]) -> list[Any]:
     return places
 
 
-def test_a_launcher_that_names_no_nodes(nodes: Nodes) -> None:
+def test_a_launcher_that_names_no_nodes(nodes: Nodes, tmp_path: Path) -> None:
     """Ranks that know only their number and MASTER_ADDR: they meet, and learn who shares a node."""
     unset = ["LOCAL_WORLD_SIZE", "LOCAL_RANK", "GROUP_RANK"]
     script = "support.rank_scripts:meets"
-    ranks = nodes.ranks(script, None, 30, *unset, order=[0, 1], per_node=2)
+    ranks = nodes.ranks(script, str(tmp_path), 30, *unset, order=[0, 1], per_node=2)
     places = _places(nodes, ranks)
     assert [place for place, _ in places] == [
         [0, 0, 2, 0, 2, True],
@@ -297,9 +294,11 @@ def _own_name_is_the_loopback(node: Node, file: Path) -> Iterator[None]:
 def test_a_master_whose_name_is_the_loopback(nodes: Nodes, tmp_path: Path) -> None:
     """Rank 0 publishes an address that other nodes can reach, or says what to set."""
     script, environ = "support.rank_scripts:meets", {"MASTER_ADDR": "node0"}
+    gathers = "support.rank_scripts:gathers", 30, 30, 1, 0
     with _own_name_is_the_loopback(nodes[0], tmp_path / "hosts"):
-        ranks = nodes.ranks(script, str(tmp_path), 30, order=[0, 1], environ=environ)
-        assert [at for _, at in _places(nodes, ranks)] == [nodes[0].address, nodes[1].address]
+        fixed = {**environ, "IOBENCH_STORE": "tcp://node0:20001"}
+        ranks = nodes.ranks(*gathers, order=[0, 1], environ=fixed)
+        assert nodes.wait(ranks, 60) == [0, 0], [rank.stdout() for rank in ranks]
         store = {**environ, "IOBENCH_STORE": str(tmp_path)}
         ranks = nodes.ranks(script, None, 30, order=[0, 1], environ=store)
         assert [at for _, at in _places(nodes, ranks)] == [nodes[0].address, nodes[1].address]

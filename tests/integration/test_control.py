@@ -65,7 +65,7 @@ with control:
     except RankError as error:
         assert error.ranks == (1,), error.ranks
         print(error, flush=True)
-    control.barrier("after", deadline_s=9)
+    control.barrier("after", deadline_s=float("inf"))
     offset = control.clock_offset()
     assert abs(offset.offset_s) <= offset.error_s + 0.001, offset  # one machine, one clock
 """

@@ -139,7 +139,9 @@ class Nodes(Sequence["Node"]):
             "TORCHELASTIC_RUN_ID": job or f"job-{port}",
             "TORCHELASTIC_RESTART_COUNT": restart,
             "TORCHELASTIC_MAX_RESTARTS": 3,
-            "IOBENCH_TOKEN": "secret",  # torchrun's agent, whose store has one, does not run here
+            # torchrun's agent, whose store has both, does not run here.
+            "IOBENCH_STORE": f"tcp://{self[order[0]].address}:{port + 1}",
+            "IOBENCH_TOKEN": "secret",
         }
         started = []
         for rank in range(size):

@@ -24,8 +24,13 @@ def joined() -> World:
 
 
 def meets(directory: str | None, deadline_s: float, *unset: str) -> None:
-    """Connect without the variables `unset`, and print the places of all ranks and interfaces."""
-    for name in unset:
+    """Connect without IOBENCH_TOKEN, an IOBENCH_STORE of that and the variables `unset`.
+
+    Print the places of all ranks and interfaces.
+    """
+    if os.environ["IOBENCH_STORE"].startswith("tcp"):
+        del os.environ["IOBENCH_STORE"]
+    for name in ("IOBENCH_TOKEN", *unset):
         os.environ.pop(name, None)
     world = World.detect()
     where = None if directory is None else Path(directory)
@@ -46,7 +51,7 @@ def meets_by_groups() -> None:
     import torch.distributed as dist
 
     dist.init_process_group("gloo")
-    meets(None, 30, "IOBENCH_TOKEN")
+    meets(None, 30)
     dist.destroy_process_group()
 
 

@@ -184,7 +184,7 @@ class RankJob(Job):
 
         def begins() -> None:
             """Send both calls at once: no restore waits for an answer."""
-            begun = aside.begin("barrier", RESTORES_BEGIN, None, deadline_s=OPERATION_S)
+            begun = aside.begin("all-gather", RESTORES_BEGIN, None, deadline_s=OPERATION_S)
             ended = aside.begin("broadcast", RESTORES_END, None, deadline_s=OPERATION_S)
             end.append(waiting.submit(lambda: (begun(), ended()[0])[1]))
 

@@ -34,11 +34,11 @@ from iobench.checkpoint.place import PartOffer, PartTarget, Place, Written
 from iobench.checkpoint.ranked.messages import Part, part_file
 from iobench.checkpoint.ranked.plan import Box, RankContent, RankPlan, WholePlan, data_file
 from iobench.checkpoint.ranked.structure import (
-    ValueFiles,
     name_of,
     own_skeletons,
     stock_paths,
     stock_values,
+    value_file,
 )
 from iobench.checkpoint.save import Save
 from iobench.checkpoint.staged import Staged
@@ -86,6 +86,9 @@ class _Merge:
                     for number, items in enumerate(zip(*values, strict=True))
                 ]
             return _same(values, ranks, path)
+        if any("$dict" in value for value in values):  # elsewhere all keys may be text, or none
+            values = [one if _has_tag(one) else {"$dict": list(one.items())} for one in values]
+            first = values[0]
         tags = {next(iter(value), "") for value in values}
         if tags == {"$per_rank"}:
             if len(values) != self._count:
@@ -98,7 +101,7 @@ class _Merge:
             return {**first, tag: self._pairs([value[tag] for value in values], ranks, path)}
         if len(tags) == 1 and tag == "$tuple":
             return {tag: self.of([value[tag] for value in values], ranks, path)}
-        if any(one.startswith("$") for one in tags):
+        if any(map(_has_tag, values)):
             return _same(values, ranks, path)
         keys = dict.fromkeys(key for value in values for key in value)
         united = {}
@@ -123,6 +126,10 @@ class _Merge:
             ]
             for text, key in keys.items()
         ]
+
+
+def _has_tag(value: dict[str, Any]) -> bool:
+    return next(iter(value), "").startswith("$")
 
 
 def _same(values: Sequence[Any], ranks: Sequence[int], path: str) -> Any:
@@ -221,7 +228,6 @@ class DcpFormat:
 
     world: World
     hosts: Sequence[str]
-    _values: ValueFiles = field(default_factory=ValueFiles)
     _indexer: tuple[RankPlan, Indexer] | None = field(default=None, init=False)
 
     def write(
@@ -242,7 +248,7 @@ class DcpFormat:
         has_own = '"$per_rank"' in content.skeleton
         skeleton = parsed(content.skeleton) if whole or has_own else {}
         values = [value for value in stock_values(skeleton, rank) if value.own or whole]
-        files = self._values.files(values)
+        files = {name_of(value.path): value_file(value) for value in values}
         end = b"".join(files.values())
         image = content.whole_image(end) if memory is None else content.image_in(memory, end)
         pieces = [

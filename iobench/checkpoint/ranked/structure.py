@@ -154,27 +154,10 @@ def shared_skeleton(skeleton: Any) -> Any:
     return {key: shared_skeleton(item) for key, item in skeleton.items()}
 
 
-class ValueFiles:
-    """Makes the file of `torch.save` for values; an unchanged one is made once."""
-
-    def __init__(self) -> None:
-        self._last: dict[str, tuple[Any, bytes]] = {}
-
-    def files(self, values: Sequence[StockValue]) -> dict[str, bytes]:
-        """Return the file of each value by its name."""
-        made: dict[str, tuple[Any, bytes]] = {}
-        for path, encoded, _ in values:
-            name = name_of(path)
-            last, text = self._last.get(name), json_text(encoded)
-            same = last is not None and last[0] == text
-            made[name] = last if last and same else (text, _saved(unflatten(encoded, {})))
-        self._last = made
-        return {name: file for name, (_, file) in made.items()}
-
-
-def _saved(value: Any) -> bytes:
+def value_file(value: StockValue) -> bytes:
+    """Return the file of `torch.save` for a value."""
     stream = io.BytesIO()
-    torch.save(value, stream)
+    torch.save(unflatten(value.encoded, {}), stream)
     return stream.getvalue()
 
 

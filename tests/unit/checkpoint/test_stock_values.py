@@ -16,11 +16,11 @@ from iobench.checkpoint.manifest import FileRecord
 from iobench.checkpoint.ranked.dcp_files import merged
 from iobench.checkpoint.ranked.messages import Part
 from iobench.checkpoint.ranked.structure import (
-    ValueFiles,
     name_of,
     own_skeletons,
     stock_paths,
     stock_values,
+    value_file,
 )
 from iobench.checkpoint.rebuild import unflatten
 from iobench.checkpoint.state_tree import flatten
@@ -57,7 +57,7 @@ def test_names_and_values_are_those_of_stock_dcp() -> None:
     assert found.keys() | tensors.keys() == expected.keys()
     for name, value in found.items():
         assert value.path == paths[name]
-        assert unflatten(value.encoded, {}) == expected[name]
+        assert torch.load(io.BytesIO(value_file(value))) == expected[name]
         assert not value.own
     assert all(paths[name] == path for name, path in tensors.items())
 
@@ -71,20 +71,6 @@ def test_names_of_tensors() -> None:
     listed = {"model": {"$ordered": {"$tensors": ["model.", "a", "b"]}, "attributes": {}}}
     found = stock_paths(one_by_one(listed, []), [0])
     assert found == [(("model", "a"), "model.a"), (("model", "b"), "model.b")]
-
-
-def test_files_of_unchanged_values_are_made_once() -> None:
-    values = stock_values(flatten({"a": 1, "b": [1.5, None]}).skeleton, 0)
-    files = ValueFiles()
-    first = files.files(values)
-    assert {name: torch.load(io.BytesIO(data)) for name, data in first.items()} == {
-        "a": 1,
-        "b": [1.5, None],
-    }
-    changed = stock_values(flatten({"a": 2, "b": [1.5, None]}).skeleton, 0)
-    second = files.files(changed)
-    assert second["b"] is first["b"]
-    assert torch.load(io.BytesIO(second["a"])) == 2
 
 
 def _skeletons(states: list[Any]) -> list[Any]:
@@ -115,18 +101,26 @@ def test_the_values_of_all_ranks_are_listed(whole: bool) -> None:
 
 def test_ranks_with_other_keys() -> None:
     """Pipeline parallelism: each rank has layers of its own, and the skeleton has all of them."""
-    states = [
+    states: list[dict[Any, Any]] = [
         {
             "model": {f"layer{rank}": rank, "shared": 7},
             "module": OrderedDict({f"layer{rank}": rank, "shared": 7}),
             5: {rank: 0},
+            "optimizer": {0: 1} if rank else {},  # of a stage without parameters
+            "mixed": {"a" if rank else 0: 1, "b": 2},
         }
         for rank in range(2)
     ]
     skeletons = _skeletons(states)
     found = unflatten(merged([_part(r, one, []) for r, one in enumerate(skeletons)]), {})
     layers = {"layer0": 0, "shared": 7, "layer1": 1}
-    assert found == {"model": layers, "module": OrderedDict(layers), 5: {0: 0, 1: 0}}
+    assert found == {
+        "model": layers,
+        "module": OrderedDict(layers),
+        5: {0: 0, 1: 0},
+        "optimizer": {0: 1},
+        "mixed": {0: 1, "b": 2, "a": 1},
+    }
 
 
 @pytest.mark.parametrize(

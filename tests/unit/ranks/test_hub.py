@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import socket
-import struct
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +13,7 @@ import pytest
 from iobench.ranks import calls
 from iobench.ranks import hub as hub_module
 from iobench.ranks.calls import Call, CallAnswer, CallKind, FromHub, json_bytes
-from iobench.ranks.hub import _ROOM, Hub, _packed, _Round
+from iobench.ranks.hub import Hub, _packed, _Round
 from iobench.ranks.wire import HEAD, Wire, decoded, introduce, lengths, pack, sendable
 
 _KEY = ("", 0)
@@ -44,7 +42,6 @@ def _opened(packed: bytes) -> tuple[Any, bytes]:
         ("all-gather", [b"1,2,3"] * 3),
         ("gather", [b"1,2,3", b"", b""]),
         ("broadcast", [b"1"] * 3),
-        ("barrier", [b""] * 3),
     ],
 )
 def test_an_answer_is_packed_once(kind: CallKind, expected: list[bytes]) -> None:
@@ -97,14 +94,6 @@ def _hub(size: int, lost_after_s: float = 60) -> Iterator[tuple[socket.socket, l
         yield server, ranks
 
 
-def test_the_queue_of_connections() -> None:
-    """asyncio would set it to 100, and ranks beyond would wait for seconds (tcp(7))."""
-    with _hub(1) as (server, _):
-        info = server.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 32)
-        (longest,) = struct.unpack_from("I", info, 28)  # tcpi_sacked of a socket that listens
-    assert longest == min(_ROOM, int(Path("/proc/sys/net/core/somaxconn").read_text()))
-
-
 def _next(rank: Wire) -> FromHub:
     message, length = rank.receive(FromHub)
     rank.take(length)
@@ -116,7 +105,7 @@ def test_rank_0_is_answered_last(how: calls.FromRank | None) -> None:
     """When all others have their answers, or have ended. Its process may end then."""
     with _hub(3) as (_, ranks):
         for rank in ranks:
-            rank.send(_put("barrier"), b"null")
+            rank.send(_put("all-gather"), b"null")
         for rank in ranks[1:]:
             assert isinstance(_next(rank), CallAnswer)
         ranks[1].send(calls.Acknowledge(_KEY))
@@ -145,7 +134,7 @@ def test_a_rank_that_is_connected_already() -> None:
         assert isinstance(broken, calls.Broken)
         assert broken.message == "rank 1 is connected already"
         for rank in ranks:
-            rank.send(_put("barrier", acknowledged=False), b"null")
+            rank.send(_put("all-gather", acknowledged=False), b"null")
         assert all(isinstance(_next(rank), CallAnswer) for rank in ranks)
 
 
@@ -154,6 +143,6 @@ def test_no_silent_rank_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub_module, "_ACKNOWLEDGE_S", 1e9)
     with _hub(4, lost_after_s=0.5) as (_, ranks):
         for rank in ranks:
-            rank.send(_put("barrier"), b"null")
+            rank.send(_put("all-gather"), b"null")
         assert isinstance(_next(ranks[0]), CallAnswer)
         assert isinstance(_next(ranks[0]), calls.Broken)

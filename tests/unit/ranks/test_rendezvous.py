@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import stat
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -12,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support.ranks import free_port
 from torch.distributed import HashStore
 
 from iobench.errors import RankError, UsageError
@@ -108,9 +108,31 @@ def test_another_job_of_the_same_name(tmp_path: Path) -> None:
         assert _other(tmp_path).address == second.address
 
 
+def test_another_program_at_the_port_of_a_killed_start(tmp_path: Path) -> None:
+    """It may be a hub too, that of a job of another name: the new start goes on."""
+    with ExitStack() as stack:
+        killed = stack.enter_context(_met(tmp_path))
+        assert killed.server is not None
+        hub = Hub(killed.server, size=2, token="another", host="here", lost_after_s=5)
+        try:
+            second = stack.enter_context(_met(tmp_path))
+        finally:
+            hub.abandon("the test ends")
+        assert _other(tmp_path).address == second.address
+
+
+def test_two_jobs_at_one_port() -> None:
+    """Whoever comes second is told, however soon: both could bind it before one listens."""
+    environ = {"IOBENCH_STORE": f"tcp://127.0.0.1:{free_port()}", "IOBENCH_TOKEN": "secret"}
+    meeting = meet(_rank(0), deadline_s=1, environ=environ)
+    assert meeting.server is not None
+    with meeting.server, pytest.raises(UsageError, match="rank 0 cannot listen on"):
+        meet(_rank(0), deadline_s=1, environ=environ)
+
+
 def test_no_secret_in_common() -> None:
-    """Several nodes without a store, a token or a directory: the message says what to set."""
-    message = "set IOBENCH_STORE to a directory that all nodes share, or IOBENCH_TOKEN"
+    """Several nodes without a store or a directory: the message says what to set."""
+    message = "set IOBENCH_STORE to a directory that all nodes share, or to tcp://HOST:PORT"
     with pytest.raises(UsageError, match=message):
         meet(_WORLD, deadline_s=1, environ={})
     with pytest.raises(UsageError, match=r"tcp://192.0.2.1:9: needs IOBENCH_TOKEN"):
@@ -163,25 +185,3 @@ def test_the_ranks_of_a_run_itself_need_no_variables(monkeypatch: pytest.MonkeyP
     with meeting.server:
         assert meeting.address[0].startswith("127.")
     meeting.withdraw()
-
-
-def test_a_token_gives_the_secret(tmp_path: Path) -> None:
-    """Ranks on several nodes with IOBENCH_TOKEN: the port follows from the job, not the secret."""
-    world = replace(_rank(0), nodes=2, node=0, local_size=1, local_rank=0, master=_own_address())
-    environ = {"IOBENCH_TOKEN": "secret"}
-    meeting = meet(world, deadline_s=1, environ=environ)
-    assert meeting.server is not None
-    with meeting.server:
-        other = meet(replace(world, rank=1, node=1), deadline_s=1, environ=environ)
-        assert (other.address, other.token) == (meeting.address, "secret")
-        assert meeting.server.getsockname() == meeting.address
-
-
-def _own_address() -> str:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(("192.0.2.1", 9))
-        except OSError as error:
-            pytest.skip(f"this machine has no network: {error}")
-        address: str = probe.getsockname()[0]
-        return address

@@ -74,9 +74,9 @@ def test_versions_that_are_kept() -> None:
     for step in (10, 20, 30):
         _put(made, step)
     made.new_file(_version(40), 0, 5, None)
-    made.keep({_version(20)})
+    made.keep(_version(20))
     assert _steps(made) == [20]
-    made.keep({None})
+    made.keep(None)
     assert _steps(made) == []
     made.remove()
     assert not made.path.exists()
