@@ -5,7 +5,6 @@ The tests share one directory: each start of the job loads the newest step and c
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -98,24 +97,6 @@ def test_rank_0_killed(run: SavedRun, phase: str) -> None:
     ranks = run.start(f"rank 0 killed {phase}", points={0: [f"{_LEADS[phase]}:kill"]})
     run.lose(ranks, 0, "kill")
     run.expect(ranks, before + (2 if phase in ("after rename", "retention") else 1))
-
-
-def test_preempted_again_and_again(run: SavedRun) -> None:
-    """Three starts in a row are killed before their first commit. Each one, and the next, loads the
-    newest checkpoint: no start counts against it, whatever is in the directory."""
-    counts = run.directory / ".iobench-restarts.json"  # earlier versions of iobench counted there
-    counts.write_text(json.dumps({run.newest: 9}))
-    point, _ = _POINTS["snapshot"]
-    for start in range(3):
-        before = run.newest
-        ranks = run.start(f"preempted {start}", points={1: [f"{point[:-1]}1:kill"]})
-        run.lose(ranks, 1, "kill")
-        run.expect(ranks, before)
-        assert run.newest == before
-    ranks = run.start("after three preemptions", 1)
-    run.expect_done(ranks)
-    counts.unlink()
-    run.expect_names(before, before + 1)
 
 
 @pytest.mark.parametrize(("phase", "victim"), [("write", 2), ("voted", 1), ("before rename", 0)])

@@ -6,7 +6,6 @@ import contextlib
 import json
 import re
 import signal
-import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -224,31 +223,6 @@ def test_address_of_an_earlier_start(nodes: Nodes, tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_ranks_meet_in_the_directory_of_their_data(nodes: Nodes, tmp_path: Path) -> None:
-    """Without a store: rank 0 publishes its address and a secret there, for this user only."""
-    script = "support.rank_scripts:meets"
-    points = {1: ["iobench.ranks.control.meet:before:1:stop"]}
-    ranks = nodes.ranks(script, str(tmp_path), 30, order=[0, 1], points=points)
-    ranks[1].wait_stopped(30)
-    while not (files := list(tmp_path.iterdir())):
-        nodes.sleep(0.05)
-    (file,) = files
-    assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    assert len(json.loads(file.read_text())["token"]) == 32
-    ranks[1].resume()
-    assert nodes.wait(ranks, 60) == [0, 0], [rank.stdout() for rank in ranks]
-    assert not list(tmp_path.iterdir())
-
-
-def test_ranks_without_a_secret(nodes: Nodes) -> None:
-    """Nothing that all nodes share: no rank goes on with a secret that others can compute."""
-    ranks = nodes.ranks("support.rank_scripts:meets", None, 30, order=[0, 1])
-    assert nodes.wait(ranks, 30) == [_LOST, _LOST]
-    for rank in ranks:
-        assert "UsageError" in rank.stdout()
-        assert "set IOBENCH_STORE to a directory that all nodes share, or to tcp:" in rank.stdout()
-
-
 def test_ranks_meet_at_the_store_of_the_trainer(nodes: Nodes) -> None:
     """Process groups are initialized: nothing has to be set, also without a shared directory."""
     ranks = nodes.ranks("support.rank_scripts:meets_by_groups", order=[0, 1])
@@ -314,11 +288,3 @@ def test_a_master_whose_name_is_the_loopback(nodes: Nodes, tmp_path: Path) -> No
             _places(nodes, nodes.ranks(script, None, 30, order=[0, 1], environ=chosen))
         finally:
             nodes[0].run("ip", "link", "del", "docker0")
-
-
-def test_one_rank_alone(nodes: Nodes) -> None:
-    """A job of one rank needs no network."""
-    nodes[0].link("down")
-    (rank,) = _start(nodes, 1, rounds=3)
-    assert rank.wait(30) == 0
-    assert rank.stdout().endswith("round 2\ndone\n")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import signal
-import socket
 from dataclasses import replace
 from pathlib import Path
 
@@ -190,42 +189,3 @@ except RankError as error:
     with start_ranks(code, 2) as ranks:
         for _, out, err in ranks.ends():
             assert "all ranks must make the same calls" in out, err
-
-
-@pytest.mark.parametrize("kind", ["tcp", "directory"])
-def test_other_meeting_points(kind: str, tmp_path: Path) -> None:
-    """IOBENCH_STORE with an address, and with a directory that an earlier start used."""
-    (tmp_path / "old.address").write_text("{}")
-    where = f"tcp://127.0.0.1:{free_port()}" if kind == "tcp" else str(tmp_path)
-    code = _BEGIN + "assert control.all_gather('a', 1, deadline_s=9) == [1, 1]\ncontrol.close()"
-    environ = {"IOBENCH_STORE": where, "IOBENCH_TOKEN": "secret" if kind == "tcp" else ""}
-    with start_ranks(code, 2, environ=environ) as ranks:
-        assert [end[0] for end in ranks.ends()] == [0, 0]
-
-
-def _shut_out(address: tuple[str, int]) -> None:
-    with socket.create_connection(address) as stranger:
-        stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
-        stranger.settimeout(10)
-        while stranger.recv(1000):
-            pass
-
-
-def test_strangers_are_shut_out() -> None:
-    """A connection without the token is closed and changes nothing."""
-    port = free_port()
-    code = (
-        _BEGIN
-        + """
-print("connected", flush=True)
-if world.rank == 0:
-    time.sleep(1.5)
-assert control.all_gather('a', 1, deadline_s=9) == [1, 1]
-control.close()
-"""
-    )
-    environ = {"IOBENCH_STORE": f"tcp://127.0.0.1:{port}", "IOBENCH_TOKEN": "secret"}
-    with start_ranks(code, 2, environ=environ) as ranks:
-        assert [ranks.line(0), ranks.line(1)] == ["connected", "connected"]
-        _shut_out(("127.0.0.1", port))
-        assert [end[0] for end in ranks.ends()] == [0, 0]

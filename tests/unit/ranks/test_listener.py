@@ -21,7 +21,6 @@ from iobench.ranks.wire import (
     Hello,
     Listener,
     Message,
-    Refusal,
     Welcome,
     Wire,
     introduce,
@@ -205,14 +204,6 @@ def test_a_message_that_ends(pair: tuple[Wire, Wire], sent: bytes) -> None:
     one.close()
     with pytest.raises(ReplicaError, match="the server closed the connection"):
         two.take(two.receive(_Text)[1])
-
-
-def test_a_refusal_is_an_error(pair: tuple[Wire, Wire]) -> None:
-    """It names the other end."""
-    one, two = pair
-    one.send(Refusal("no room"))
-    with pytest.raises(ReplicaError, match=r"^the server: no room$"):
-        two.receive(_Text)
 
 
 def test_strangers_at_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -72,24 +72,6 @@ def test_nothing_is_found_where_nothing_is_complete() -> None:
     assert recovery_plan(_MIXED) is None
 
 
-def test_two_partners_are_lost() -> None:
-    """A copy survives one node of a pair; with both, the older version on storage is taken. The
-    reason names the ranks."""
-    nodes = [0, 1, 2, 3]
-    copies = [*_own(_NEW, nodes), *_partners(_NEW, nodes)]
-    partial = recovery_plan([*_own(_OLD, [0, 1]), MemoryCopy(_NEW, 0, 2, 0)])
-    assert partial is not None
-    assert partial.passed_over == ((_NEW, "no source has the bytes of rank 1"),)
-    one = recovery_plan(_without(copies, 2), [_OLD])
-    two = recovery_plan(_without(copies, 2, 3), [_OLD])
-    assert one is not None
-    assert one.version == _NEW
-    assert one.holders[2] == (3,)
-    assert two is not None
-    assert two.version == _OLD
-    assert two.passed_over == ((_NEW, "no source has the bytes of ranks 2, 3"),)
-
-
 @given(
     st.integers(2, 9),
     st.integers(1, 3),

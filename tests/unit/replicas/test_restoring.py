@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from pathlib import Path
 from typing import cast
 
@@ -57,21 +56,17 @@ class _Storage:
 
 
 class _Memory:
-    """The memory of two nodes, with some versions of two ranks, of which some are damaged."""
+    """The memory of two nodes, with some versions of two ranks."""
 
-    def __init__(self, *versions: Version, damaged: Collection[MemoryCopy] = ()) -> None:
-        self.versions, self.damaged = versions, damaged
+    def __init__(self, *versions: Version) -> None:
+        self.versions = versions
 
     def copies(self) -> list[MemoryCopy]:
         return [MemoryCopy(one, rank, 2, rank) for one in self.versions for rank in (0, 1)]
 
     def held(self, plan: RecoveryPlan) -> tuple[HeldFiles, dict[MemoryCopy, str]]:
-        found = {
-            one: "damaged"
-            for one in self.damaged
-            if one.version == plan.version and one.node in plan.holders.get(one.rank, ())
-        }
-        return HeldFiles({}, {}), found
+        del plan
+        return HeldFiles({}, {}), {}
 
     def headers(self, plan: RecoveryPlan) -> list[SaveHeader]:
         return [
@@ -125,15 +120,6 @@ def test_the_same_save_in_memory_and_on_storage() -> None:
     for attempt in ("another", "zzz"):
         other = _plan(_Memory(Version(2, 20, attempt)))
         assert (other.version.step, other.stored, other.holders) == (20, True, {})
-
-
-def test_damaged_memory_is_not_chosen() -> None:
-    """Its rank is read from storage, and the warning names node and rank."""
-    version = Version(2, 20, "b")
-    memory = _Memory(version, damaged=[MemoryCopy(version, 1, 2, 1)])
-    with pytest.warns(RuntimeWarning, match="the memory of node 1 is not used for rank 1: damaged"):
-        plan = _plan(memory)
-    assert (plan.stored, plan.holders) == (True, {0: (0,)})
 
 
 def test_a_save_that_only_memory_has() -> None:
