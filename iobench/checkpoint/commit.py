@@ -41,7 +41,7 @@ from iobench.checkpoint.place import (
 )
 from iobench.checkpoint.ranked.messages import Committed, Ending, Order, VoteError, shown
 from iobench.checkpoint.save import Save
-from iobench.errors import IobenchError, RankError, TransferError
+from iobench.errors import IobenchError, RankError, StateError, TransferError
 from iobench.ranks.control import Control
 from iobench.writers.base import Writer
 from iobench.writers.image import Bytes
@@ -317,6 +317,8 @@ class Committer(Generic[C]):
         try:
             with waits, offering as offer:
                 self._check(save)
+                if save.step != order.step:
+                    raise StateError(f"this rank saves step {save.step}, rank 0 step {order.step}")
                 with self._target(order, job.target) as here:
                     written = self.format.write(save, job.content, job.memory, here, offer)
                 save.transfer = written.transfer

@@ -5,7 +5,8 @@
 
 Values are JSON. Each call has a deadline. When a rank ends, fails, is silent or comes too late,
 every waiting rank gets a RankError at once that names this rank, its host and its phase; afterwards
-all calls raise it. Only an `error` that a rank passes to a call leaves the others usable.
+all calls raise it. Only an `error` that a rank passes to a call leaves the others usable. Ctrl-C
+in a call ends the job: this rank would not know what the others have agreed on.
 
 When a call returns, the other ranks need this process no more to return from it. So any rank may
 end at once after the last call; only after `begin` that is not acknowledged rank 0 must make
@@ -441,23 +442,30 @@ class Control:
             acknowledged=acknowledged,
         )
         lines = value if kind == "scatter" and value is not None else [value]
-        return partial(
-            _values, call, self._member.begin(call, b"\n".join(map(calls.json_bytes, lines)))
-        )
+        wait = self._member.begin(call, b"\n".join(map(calls.json_bytes, lines)))
+        return partial(self._values, call, wait)
 
-
-def _values(call: calls.Call, wait: Callable[[], tuple[calls.CallAnswer, bytearray]]) -> list[Any]:
-    """Return the values of an answer. Raises RankError if it has errors."""
-    answer, text = wait()
-    if answer.errors:
-        raise RankError(
-            "; ".join(
-                f"rank {r} (host {host}), {call.phase!r}: {e}" for r, host, e in answer.errors
-            ),
-            ranks=[rank for rank, _, _ in answer.errors],
-        )
-    values: list[Any] = json.loads(b"[%b]" % bytes(text))
-    return values * answer.times
+    def _values(
+        self, call: calls.Call, wait: Callable[[], tuple[calls.CallAnswer, bytearray]]
+    ) -> list[Any]:
+        """Return the values of an answer. Raises RankError if it has errors."""
+        try:
+            answer, text = wait()
+        except BaseException as error:
+            if not isinstance(
+                error, Exception
+            ):  # Ctrl-C: the others do what was agreed, without it
+                self.fail(error)
+            raise
+        if answer.errors:
+            raise RankError(
+                "; ".join(
+                    f"rank {r} (host {host}), {call.phase!r}: {e}" for r, host, e in answer.errors
+                ),
+                ranks=[rank for rank, _, _ in answer.errors],
+            )
+        values: list[Any] = json.loads(b"[%b]" % bytes(text))
+        return values * answer.times
 
 
 def _seconds(variable: str, default_s: float) -> float:

@@ -264,6 +264,25 @@ def test_a_directory_of_one_node_alone(pool: FirstRanks, tmp_path: Path) -> None
         assert left == []
 
 
+@pytest.mark.parametrize("told", [True, False])
+def test_an_interrupt_in_a_save(pool: FirstRanks, tmp_path: Path, told: bool) -> None:
+    """Ctrl-C in a rank that waits for the others, which do the save without it. No checkpoint has
+    the values of two steps, also if the interrupted rank goes on to the next one."""
+    directory = tmp_path / "runs"
+    (first, second), (own, own_second) = pool.call(rank_saves.interrupted, str(directory), told)
+    assert own == "KeyboardInterrupt: "
+    if told:
+        assert "rank 1 (host" in first
+        assert "failed: KeyboardInterrupt" in first
+        assert "failed: KeyboardInterrupt" in own_second
+    else:
+        assert first == ""
+        assert "this rank saves step 2, rank 0 step 1" in second
+    for step in iobench.Checkpointer(directory, world="alone").steps():
+        values = iobench.load_checkpoint(directory, step)["own"].values
+        assert [one.unique().tolist() for one in values] == [[step], [step]]
+
+
 def test_an_exception_in_one_rank_ends_the_wait_of_the_others(
     pool: FirstRanks, tmp_path: Path
 ) -> None:

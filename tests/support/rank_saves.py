@@ -23,13 +23,14 @@ from iobench.checkpoint.ranked.plan import RankContent
 from iobench.checkpoint.slots import SlotPool
 from iobench.checkpoint.streamed import Streamed
 from iobench.errors import StateError
-from iobench.ranks.control import shared_control
+from iobench.ranks.control import Control, shared_control
 from tests.support.fake_device import states_on_a_gpu
 from tests.support.rank_pool import in_world, leave_world
 from tests.support.rank_states import digest, state_of
 
 __all__ = [
     *("auto_schedule", "broken_job", "changing", "failing", "full_disk", "gated", "held_lock"),
+    "interrupted",
     *("kept", "lazy", "leftovers", "like_a_device", "loads", "node_local", "opens", "prepared"),
     *("refused", "replicated_budget", "saves", "streamed"),
     "without_memory",
@@ -48,7 +49,7 @@ def _raised(call: Callable[[], Any]) -> str:
     """Return the error of `call` as text, "" without one."""
     try:
         call()
-    except Exception as error:  # noqa: BLE001 -- the test looks at it
+    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 -- the test looks at it
         return f"{type(error).__name__}: {error}"
     return ""
 
@@ -442,6 +443,41 @@ def like_a_device(size: int, directory: str) -> list[Any]:
             one["model"].pop("tied")
             hashes.append(digest(one["model"]))
         return [*statuses, made.status, *equal, *hashes]
+
+
+def interrupted(size: int, directory: str, told: bool) -> list[Any]:
+    """Ctrl-C in rank 1 while it waits for rank 0 in a save; then both save the next step.
+
+    Return the errors of both saves, the steps, and their values. Unless `told`, rank 1 does not
+    tell the others, as if it could not.
+    """
+    world, gate = in_world(size), Path(f"{directory}.gate")
+    state = [{"own": iobench.PerRank(torch.full((9,), step))} for step in range(3)]
+    try:
+        ckpt = _checkpointer(size, directory)
+        ckpt.save(state[0], 0)
+        with contextlib.ExitStack() as stack:
+            if world.rank == 1:
+                member = ckpt._ranks.trainer._member
+                assert member is not None
+                interrupts = mock.Mock(side_effect=[KeyboardInterrupt])
+                stack.enter_context(mock.patch.object(member._changed, "wait", interrupts))
+                if not told:
+                    stack.enter_context(mock.patch.object(Control, "fail"))
+            while world.rank == 0 and not gate.exists():
+                time.sleep(0.01)
+            first = _raised(lambda: ckpt.save_async(state[1], 1))
+        gate.touch()
+
+        def again() -> None:
+            ckpt.save_async(state[2], 2)
+            ckpt.wait()
+
+        second = _raised(again)
+        _raised(ckpt.close)
+        return [first, second]
+    finally:
+        leave_world(size)
 
 
 def broken_job(size: int, directory: str) -> list[str]:
