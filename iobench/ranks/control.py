@@ -305,9 +305,9 @@ class Control:
             control = cls(world, member, hub, meeting.interface)
             if hub is not None and deadline_s > _PATIENCE_S:
                 _await_ranks(hub, world.size, deadline_s, patient=patient)
-            control.barrier("connect", deadline_s=max(1.0, until_s - time.monotonic()))
+            left_s = max(1.0, until_s - time.monotonic())
+            hosts = control.all_gather("connect", world.host, deadline_s=left_s)
             if not world.placed:
-                hosts = control.all_gather("hosts", world.host, deadline_s=deadline_s)
                 control.world = world.on(hosts)
         except BaseException as error:
             if hub is not None:

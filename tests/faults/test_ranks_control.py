@@ -113,7 +113,7 @@ def test_a_rank_is_lost_at_a_point(nodes: Nodes, victim: int, point: str) -> Non
 def test_a_late_rank_is_told(nodes: Nodes) -> None:
     """It connects after another one was lost: rank 0 waits for it, and tells why the job ends."""
     points = {
-        1: ["iobench.ranks.control.Control.barrier:before:1:kill"],
+        1: ["iobench.ranks.control.Control.all_gather:before:1:kill"],
         2: ["iobench.ranks.control._connected:before:1:stop"],
     }
     ranks = _start(nodes, 3, deadline_s=20, points=points)
@@ -216,7 +216,7 @@ def test_address_of_an_earlier_start(nodes: Nodes, tmp_path: Path) -> None:
             points={0: [f"iobench.ranks.{point}"]},
         )
 
-    assert nodes.wait(start("control.Control.barrier:before:1:kill", 2), 30) == [_KILLED, _LOST]
+    assert nodes.wait(start("control.Control.all_gather:before:1:kill", 2), 30) == [_KILLED, _LOST]
     assert list(tmp_path.iterdir())
     ranks = start("control.meet:before:1:slow", 20)
     assert nodes.wait(ranks, 30) == [0, 0], [rank.stdout() + rank.stderr() for rank in ranks]
