@@ -164,23 +164,6 @@ def test_part_damaged_before_the_commit(run: SavedRun, file: str, damage: str) -
     assert not [name for name in os.listdir(run.directory) if name.startswith(".step-")]
 
 
-@pytest.mark.parametrize("damage", ["truncated", "flipped", "removed"])
-def test_checkpoint_damaged_after_the_commit(run: SavedRun, damage: str) -> None:
-    """All ranks refuse the damaged checkpoint, or all restore the one before it."""
-    if not (run.directory / f"step-{run.newest - 1}").exists():
-        run.finish()
-    before = run.newest
-    _damage(run.directory / f"step-{before}" / "__2_0.distcp", damage)
-    ranks = run.start("refuses a damaged one")
-    assert 0 not in run.nodes.wait(ranks, _LIMIT_S), [rank.stdout() for rank in ranks]
-    assert all("__2_0.distcp" in rank.stdout() + rank.stderr() for rank in ranks)
-    run.newest = before - 1
-    ranks = run.start("passes over a damaged one", 2, how="previous")
-    run.expect_done(ranks)
-    assert all(f"loaded {before - 1}\n" in rank.stdout() for rank in ranks)
-    assert run.newest == before + 1
-
-
 def _damage(path: Path, damage: str) -> None:
     if damage == "removed":
         path.unlink()

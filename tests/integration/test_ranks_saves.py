@@ -181,6 +181,7 @@ def test_damage_in_the_part_of_one_rank(pool: FirstRanks, tmp_path: Path) -> Non
             assert epoch is None
         assert pool.call(rank_saves.loads, str(tmp_path), "previous", mode) == [["", 6, 1]] * 2
     file.unlink()
+    assert pool.call(rank_saves.loads, str(tmp_path), "previous", "all") == [["", 6, 1]] * 2
     with pytest.raises(iobench.errors.DataMismatchError):
         iobench.load_checkpoint(tmp_path)
 

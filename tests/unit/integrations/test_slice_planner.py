@@ -137,14 +137,6 @@ def test_parts_are_views_with_their_own_storage() -> None:
         assert first <= data.data_ptr() < first + state["t"].nbytes
 
 
-def test_a_tensor_in_another_order_in_memory() -> None:
-    """A transposed parameter is cut by its elements, whatever their order in memory."""
-    state = {"t": torch.nn.Parameter(torch.randn(300, 200).t())}
-    planners, plans, _ = _planned([state] * 3, block_size=PAGE)
-    assert all(plan.items for plan in plans)
-    assert torch.equal(_assembled(planners, plans)["t"], state["t"].detach())
-
-
 def test_objects_are_written_once_and_small_tensors_are_whole() -> None:
     """What stock DCP gives to one rank goes to one rank."""
     state = {"step": 3, "names": ["a", "b"], "rng": torch.arange(5056, dtype=torch.uint8)}
