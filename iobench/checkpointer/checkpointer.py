@@ -119,7 +119,9 @@ class Checkpointer:
         deadline_s: float = DEADLINE_S,
     ) -> None:
         """See the class. The constructor of a subclass calls this one with the options."""
-        options = CheckpointerOptions(**{n: one for n, one in locals().items() if n != "self"})
+        given = dict(locals())
+        del given["self"]
+        options = CheckpointerOptions(**given)
         self._schedule, self._pid = schedule, os.getpid()
         self._ranks = JobRanks.of(options.own_world, location, float(deadline_s))
         opened = Opening(options, self._ranks)
