@@ -279,7 +279,9 @@ def test_an_interrupt_in_a_save(pool: FirstRanks, tmp_path: Path, told: bool) ->
     else:
         assert first == ""
         assert "this rank saves step 2, rank 0 step 1" in second
-    for step in iobench.Checkpointer(directory, world="alone").steps():
+    with iobench.Checkpointer(directory, world="alone") as ckpt:
+        steps = ckpt.steps()
+    for step in steps:
         values = iobench.load_checkpoint(directory, step)["own"].values
         assert [one.unique().tolist() for one in values] == [[step], [step]]
 
