@@ -1,7 +1,5 @@
 """The file systems of the conformance tests."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

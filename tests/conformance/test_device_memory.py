@@ -1,16 +1,14 @@
 """Every writer passes the whole suite with the memory of all images on a fake device."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from support.check_groups import check_groups, run_checks
 from support.fake_device import FakeDevice, on_device
+from support.s3_servers import s3_server
 
-from iobench.testing import Bucket, Check, local_s3
+from iobench.testing import Bucket, Check
 from iobench.writers import registry
 
 _SETTINGS: dict[str, dict[str, object]] = {
@@ -42,15 +40,13 @@ def _cases() -> Iterator[object]:
                 where = "mixed" if mixed else "device"
                 first = name == _FIRST and options is _SETTINGS[name]
                 more = not first and (mixed or group not in _OF_OTHERS)
-                marks = [pytest.mark.exhaustive] if more else []
+                marks = [pytest.mark.exhaustive] if more or (name, options) in _MORE else []
                 case = f"{shown}-{where}-{group}"
                 yield pytest.param(checks, name, options, mixed, id=case, marks=marks)
 
 
 @pytest.mark.parametrize(("checks", "name", "options", "mixed"), list(_cases()))
-def test_files(
-    checks: tuple[Check, ...], name: str, options: dict[str, object], mixed: bool, on_ext4: Path
-) -> None:
+def test_files(checks, name, options, mixed, on_ext4) -> None:
     """Each claim holds for device memory; every copy uses pinned memory, and none is left over."""
     device = FakeDevice()
     make = functools.partial(on_device(registry.writer_class(name), device, mixed=mixed), **options)
@@ -67,7 +63,7 @@ def _expect_none_left(device: FakeDevice) -> None:
 
 @pytest.fixture(scope="module")
 def bucket() -> Iterator[str]:
-    with local_s3() as server, server.active():
+    with s3_server("rclone") as server, server.active():
         yield server.target
 
 
@@ -78,7 +74,7 @@ def bucket() -> Iterator[str]:
         for group, checks in check_groups().items()
     ],
 )
-def test_buckets(checks: tuple[Check, ...], bucket: str) -> None:
+def test_buckets(checks: tuple[Check, ...], bucket) -> None:
     """The same for `s3`, with parts of 5 MiB."""
     device = FakeDevice()
     kind = on_device(registry.writer_class("s3"), device, mixed=True)

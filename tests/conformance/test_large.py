@@ -1,7 +1,5 @@
 """The checks that move more than 2 GiB: files on tmpfs, which wears no disk, and objects."""
 
-from __future__ import annotations
-
 import functools
 import shutil
 import tempfile
@@ -41,7 +39,7 @@ def tmpfs(new_filesystem) -> Path:
     ],
 )
 @pytest.mark.parametrize("item", writer_checks(large=True), ids=str)
-def test_large(item: Check, name: str, tmpfs: Path) -> None:
+def test_large(item: Check, name: str, tmpfs) -> None:
     """Each large claim holds for each writer that stores."""
     make = functools.partial(registry.make, name)
     if not make().available(tmpfs).ok:
@@ -62,7 +60,7 @@ class _InPlace(FakeDevice):
 
 @pytest.mark.root
 @pytest.mark.parametrize("item", writer_checks(large=True), ids=str)
-def test_large_by_gds(item: Check, tmpfs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_by_gds(item: Check, tmpfs, monkeypatch) -> None:
     """Each large claim holds for `gds` with a fake cuFile."""
     fake = FakeCuFile(_InPlace())
     fake.use(monkeypatch)
@@ -72,7 +70,7 @@ def test_large_by_gds(item: Check, tmpfs: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("item", writer_checks(large=True, stores=False), ids=str)
-def test_large_unstored(item: Check, tmp_path: Path) -> None:
+def test_large_unstored(item: Check, tmp_path) -> None:
     """Each large claim that does not need storage holds for `null`."""
     item(lambda: registry.make("null", threads=2), tmp_path)
 

@@ -1,7 +1,5 @@
 """The writer `s3` passes the conformance suite with two servers."""
 
-from __future__ import annotations
-
 import functools
 import secrets
 from collections.abc import Iterator
@@ -47,7 +45,7 @@ def server(request: pytest.FixtureRequest) -> Iterator[LocalS3]:
 
 
 @pytest.mark.parametrize(("server", "options", "checks"), list(_cases()), indirect=["server"])
-def test_s3(checks: tuple[Check, ...], options: dict[str, object], server: LocalS3) -> None:
+def test_s3(checks: tuple[Check, ...], options: dict[str, object], server) -> None:
     """Each claim holds in a bucket."""
     prefix = f"{server.target}/{secrets.token_hex(4)}"
     make = functools.partial(registry.make, "s3", **options)

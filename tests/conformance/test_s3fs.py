@@ -5,8 +5,6 @@ all of it. `make test` has one writer that uses the page cache and one that does
 make and publish their files alike.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 from collections.abc import Iterator
@@ -14,10 +12,11 @@ from pathlib import Path
 
 import pytest
 from support.check_groups import run_checks
+from support.s3_servers import s3_server
 from support.s3fs import mounted_s3fs
 
 from iobench.errors import UnavailableError
-from iobench.testing import Directory, moto_s3, writer_checks
+from iobench.testing import Directory, writer_checks
 from iobench.writers import registry
 
 _OF_EACH = (
@@ -45,7 +44,7 @@ def bucket() -> Iterator[Path]:
     if os.geteuid() != 0:
         pytest.skip("mounting needs root")
     try:
-        with moto_s3() as server, mounted_s3fs(server) as at:
+        with s3_server("moto") as server, mounted_s3fs(server) as at:
             yield at
     except UnavailableError as error:
         pytest.skip(str(error))
@@ -59,7 +58,7 @@ def bucket() -> Iterator[Path]:
         for name in _SETTINGS
     ],
 )
-def test_s3fs(name: str, bucket: Path) -> None:
+def test_s3fs(name: str, bucket) -> None:
     """Each selected claim holds on s3fs."""
     make = functools.partial(registry.make, name, block_size="64KiB", **_SETTINGS[name])
     answer = make().available(bucket)

@@ -1,7 +1,5 @@
 """The suite itself: each broken writer fails at the claim that it breaks."""
 
-from __future__ import annotations
-
 import os
 import threading
 from dataclasses import replace
@@ -154,9 +152,7 @@ class _ClosesWhateverHappens(BufferedWriter):
         (_TakesAnyTarget, ["other_kinds_of_targets_refused"]),
     ],
 )
-def test_a_broken_writer_fails(
-    writer: type, names: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_broken_writer_fails(writer, names, tmp_path, monkeypatch) -> None:
     """A writer with one fault raises AssertionError in the checks of the broken claims."""
     monkeypatch.chdir(tmp_path)  # one of them writes to ./s3:
     _LeaksAThread.ended.clear()
@@ -166,7 +162,7 @@ def test_a_broken_writer_fails(
     _LeaksAThread.ended.set()
 
 
-def test_a_writer_that_never_syncs_fails(tmp_path: Path) -> None:
+def test_a_writer_that_never_syncs_fails(tmp_path) -> None:
     """Its pages are dirty after a write that it reports as durable.
 
     Another program that syncs the whole file system just then hides that. So one of several
@@ -207,9 +203,7 @@ class _Flushed(DeviceMonitor):
         return DeviceCounters(read_bytes=0, write_bytes=0, flushes=self.count)
 
 
-def test_a_writer_that_only_writes_back_fails(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_writer_that_only_writes_back_fails(tmp_path, monkeypatch) -> None:
     fsync = os.fsync
 
     def counted(fd: int) -> None:
@@ -223,7 +217,7 @@ def test_a_writer_that_only_writes_back_fails(
         _CHECKS["durable_files_are_synced"](_WritesBack, tmp_path)
 
 
-def test_check_writer(tmp_path: Path) -> None:
+def test_check_writer(tmp_path) -> None:
     """check_writer passes a correct writer, and names every claim that a broken one breaks."""
     check_writer(NullWriter, tmp_path / "good")
     with pytest.raises(ExceptionGroup) as caught:
@@ -232,7 +226,7 @@ def test_check_writer(tmp_path: Path) -> None:
     assert _CHECKS["durable_is_labelled"].claim in only.__notes__[0]
 
 
-def test_storage_checks_refuse_a_writer_that_stores_nothing(tmp_path: Path) -> None:
+def test_storage_checks_refuse_a_writer_that_stores_nothing(tmp_path) -> None:
     """A check of stored bytes does not silently pass for a writer that stores none."""
     with pytest.raises(AssertionError, match="does not apply to 'null'"):
         _CHECKS["nested_paths"](NullWriter, tmp_path)
@@ -245,7 +239,7 @@ def test_every_check_is_in_a_group() -> None:
         assert grouped == writer_checks(stores=stores)
 
 
-def test_a_group_reports_every_check_that_fails(tmp_path: Path) -> None:
+def test_a_group_reports_every_check_that_fails(tmp_path) -> None:
     """The error has each failed check with its claim; the checks after the first run too."""
     checks = [_CHECKS[name] for name in ("nested_paths", "missing_file", "partial_reads")]
     calls: list[int] = []

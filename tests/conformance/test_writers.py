@@ -1,7 +1,5 @@
 """Every registered writer, with several settings, passes the conformance suite."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -79,8 +77,8 @@ _ELSEWHERE = {
 _OF_OTHERS = ("bytes", "memory", "reads", "streams", "failures")
 _OF_FILE_SYSTEMS = ("bytes", "streams", "failures", "durability")
 _KINDS = ("tmpfs", "ext4", "xfs", "btrfs", "overlay", "fuse")
-_WITH_OTHERS = "tmpfs"
-"""The kind on which `make test` runs other settings than the first one. `test_here` has ext4."""
+_WITH_OTHERS, _ALSO_HERE = "tmpfs", "ext4"
+"""The kind on which `make test` runs other settings than the first one, and that of `test_here`."""
 
 
 def _cases(
@@ -109,7 +107,8 @@ def _elsewhere() -> Iterator[object]:
     for kind in _KINDS:
         for shown, group, number, arguments in _cases(_ELSEWHERE):
             marks = [pytest.mark.root]
-            if group not in _OF_FILE_SYSTEMS or (number and kind != _WITH_OTHERS):
+            asked = _OF_FILE_SYSTEMS if kind != _ALSO_HERE else ("durability",)
+            if group not in asked or (number and kind != _WITH_OTHERS):
                 marks.append(pytest.mark.exhaustive)
             yield pytest.param(kind, *arguments, id=f"{kind}-{shown}", marks=marks)
 
@@ -120,9 +119,7 @@ def test_no_writer_is_forgotten() -> None:
 
 
 @pytest.mark.parametrize(("checks", "name", "options"), list(_here()))
-def test_here(
-    checks: tuple[Check, ...], name: str, options: dict[str, object], directory: Path
-) -> None:
+def test_here(checks, name, options, directory) -> None:
     """Each claim holds: by default on the temporary directory's device, else on a quick ext4."""
     _run(checks, functools.partial(registry.make, name, **options), directory)
 
@@ -137,9 +134,7 @@ def directory(options: dict[str, object], request: pytest.FixtureRequest) -> Pat
 @pytest.mark.parametrize(
     ("mounted", "checks", "name", "options"), list(_elsewhere()), indirect=["mounted"]
 )
-def test_mounted(
-    checks: tuple[Check, ...], name: str, options: dict[str, object], mounted: Path
-) -> None:
+def test_mounted(checks, name, options, mounted) -> None:
     """Each claim holds on every kind of file system that is available here."""
     _run(checks, functools.partial(registry.make, name, **options), mounted)
 

@@ -1,7 +1,5 @@
 """Every writer of files meets every fault; afterwards nothing may be open or running."""
 
-from __future__ import annotations
-
 import gc
 import importlib.util
 import json

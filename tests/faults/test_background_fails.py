@@ -1,7 +1,5 @@
 """Streams whose block i fails, for every i, before and after they are closed or aborted."""
 
-from __future__ import annotations
-
 import errno
 import gc
 import os
@@ -110,9 +108,7 @@ def open_stream(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], 
 
 @pytest.mark.parametrize("end", ["close", "abort"])
 @pytest.mark.parametrize("held", [False, True], ids=["before", "after"])
-def test_block_i_fails(
-    open_stream: Callable[[], BlockStream], storage: _Storage, tmp_path: Path, end: str, held: bool
-) -> None:
+def test_block_i_fails(open_stream, storage, tmp_path, end, held) -> None:
     """No file is published, `close` raises that error, no thread is left, and the writer works
     again."""
     for index in range(_BLOCKS):
@@ -157,9 +153,7 @@ def _fail(stream: BlockStream, storage: _Storage, end: str, number: int, *, held
     assert raised is None or raised.errno == number
 
 
-def test_short_writes(
-    open_stream: Callable[[], BlockStream], storage: _Storage, tmp_path: Path
-) -> None:
+def test_short_writes(open_stream, storage, tmp_path) -> None:
     """A block that was written by half is continued."""
     for index in range(_BLOCKS):
         storage.__init__()
@@ -171,9 +165,7 @@ def test_short_writes(
 
 
 @pytest.mark.filterwarnings("ignore:.*dropped without close:RuntimeWarning")
-def test_collected_in_its_own_worker(
-    open_stream: Callable[[], BlockStream], storage: _Storage, tmp_path: Path
-) -> None:
+def test_collected_in_its_own_worker(open_stream, storage, tmp_path) -> None:
     """A stream in a cycle: its thread does not wait for itself, and the file stays open for it."""
     storage.held = 0
     written = threading.Event()
@@ -207,9 +199,7 @@ def test_collected_in_its_own_worker(
     assert os.listdir(tmp_path) == []
 
 
-def test_a_forked_child(
-    open_stream: Callable[[], BlockStream], storage: _Storage, tmp_path: Path
-) -> None:
+def test_a_forked_child(open_stream, storage, tmp_path) -> None:
     """It waits for no thread of its parent and does not change the file, whatever it calls."""
     storage.held = 0
     stream = open_stream()

@@ -1,7 +1,5 @@
 """kill -9 of a trainer at random moments of its background saves."""
 
-from __future__ import annotations
-
 import os
 import random
 import signal
@@ -72,7 +70,7 @@ def trainers() -> Iterator[Preloaded]:
 
 
 @pytest.mark.parametrize("mode", ["async", "lazy", "sync", "budget", "lazy-budget"])
-def test_killed(mode: str, trainers: Preloaded, tmp_path: Path) -> None:
+def test_killed(mode: str, trainers, tmp_path) -> None:
     """`load` returns the newest complete checkpoint, and no reported checkpoint is lost."""
     moments = random.Random(mode)
     with Checkpointer(tmp_path) as ckpt:

@@ -1,15 +1,11 @@
 """Storage that becomes read-only, disappears or fails."""
 
-from __future__ import annotations
-
 import errno
 import itertools
 import os
 import shutil
 import subprocess
 import warnings
-from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,7 +14,6 @@ from support.filesystems import shut_down
 from iobench.errors import TransferError, UnavailableError
 from iobench.testing import content, expect_raises
 from iobench.units import MIB
-from iobench.writers.base import Writer
 from iobench.writers.image import FileImage
 from iobench.writers.local.new_file import NewFile
 
@@ -26,7 +21,7 @@ _DATA = content(MIB + 77)
 
 
 @pytest.mark.root
-def test_read_only(make: Callable[..., Writer], names, new_filesystem) -> None:
+def test_read_only(make, names, new_filesystem) -> None:
     """After a remount as read-only, `available` says no, writes fail and reads work; and back
     again."""
     root = new_filesystem("ext4", 32 * MIB)
@@ -52,7 +47,7 @@ def test_read_only(make: Callable[..., Writer], names, new_filesystem) -> None:
 
 
 @pytest.mark.parametrize("moment", ["before a write", "before close"])
-def test_directory_removed(make: Callable[..., Writer], tmp_path: Path, moment: str) -> None:
+def test_directory_removed(make, tmp_path, moment: str) -> None:
     """The directory is removed while a stream writes into it: ENOENT at close, and no new
     directory."""
     writer = make(tmp_path)
@@ -71,9 +66,7 @@ def test_directory_removed(make: Callable[..., Writer], tmp_path: Path, moment: 
 
 @pytest.mark.root
 @pytest.mark.parametrize("how", ["write", "stream", "abort"])
-def test_dead_device(
-    make: Callable[..., Writer], new_filesystem, monkeypatch: pytest.MonkeyPatch, how: str
-) -> None:
+def test_dead_device(make, new_filesystem, monkeypatch, how) -> None:
     """A file system that has shut down: the caller gets the error, with a note about the remaining
     file."""
     root = new_filesystem("ext4", 32 * MIB)
@@ -105,9 +98,7 @@ def test_dead_device(
 
 @pytest.mark.root
 @pytest.mark.parametrize("at", [1, 127])
-def test_dead_device_under_many(
-    make: Callable[..., Writer], new_filesystem, monkeypatch: pytest.MonkeyPatch, at: int
-) -> None:
+def test_dead_device_under_many(make, new_filesystem, monkeypatch, at) -> None:
     """Of many files, synced while others are written, the error names the one that failed."""
     root = new_filesystem("ext4", 32 * MIB)
     writer = make(root)

@@ -1,7 +1,5 @@
 """The interpreter ends during a save: the file is complete, or the exit code is not 0."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys
@@ -11,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from support.scripted_s3 import ScriptedS3
+from support.captured import captured
 
 from iobench import load_checkpoint
 from iobench.writers.registry import make
@@ -34,7 +32,6 @@ def script() -> Iterator[subprocess.Popen[str]]:
         [sys.executable, _SCRIPT], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as started:
         yield started
-        assert started.stdin is not None
         started.stdin.close()
         assert started.wait() == 0
 
@@ -45,7 +42,6 @@ def run(script: subprocess.Popen[str], tmp_path: Path) -> End:
 
     def run(save: str, end: str) -> tuple[int, str]:
         assert script.stdin is not None
-        assert script.stdout is not None
         print(save, end, tmp_path, file=script.stdin, flush=True)
         code = int(script.stdout.readline())
         stderr = tmp_path / "stderr"
@@ -78,7 +74,7 @@ def _whole(save: str, directory: Path) -> bool:
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 @pytest.mark.parametrize("save", _SAVES)
-def test_a_save_on_its_way_is_finished(save: str, run: End, tmp_path: Path) -> None:
+def test_a_save_on_its_way_is_finished(save: str, run, tmp_path) -> None:
     """It needs nothing that an ending interpreter refuses."""
     code, stderr = run(save, "returns")
     assert (code, _whole(save, tmp_path)) == (0, True), stderr
@@ -89,13 +85,13 @@ def test_a_save_on_its_way_is_finished(save: str, run: End, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("end", "code"), [("exit", 0), ("raises", 1), ("sigterm", 0), ("sigterm-later", 0)]
 )
-def test_however_it_ends(save: str, end: str, code: int, run: End, tmp_path: Path) -> None:
+def test_however_it_ends(save: str, end: str, code: int, run, tmp_path) -> None:
     """sys.exit, an exception, SystemExit of a signal handler: now or in the wait at the end."""
     ended, stderr = run(save, end)
     assert (ended, _whole(save, tmp_path)) == (code, True), stderr
 
 
-def test_killed(run: End) -> None:
+def test_killed(run) -> None:
     """SIGTERM without a handler: no save can be finished, and the exit code says so."""
     assert run("checkpointer", "killed")[0] == -signal.SIGTERM
 
@@ -104,7 +100,7 @@ def test_killed(run: End) -> None:
     ("save", "end"),
     [*((save, "fails") for save in _SAVES), ("checkpointer", "failed"), ("dcp", "failed")],
 )
-def test_a_failure_is_reported(save: str, end: str, run: End, tmp_path: Path) -> None:
+def test_a_failure_is_reported(save: str, end: str, run, tmp_path) -> None:
     """A save that fails after the script, or earlier without a later call: exit code 120."""
     code, stderr = run(save, end)
     assert (code, _whole(save, tmp_path)) == (_LOST, False), stderr
@@ -113,7 +109,7 @@ def test_a_failure_is_reported(save: str, end: str, run: End, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("save", ["lightning", "checkpointer"])
-def test_a_failure_of_what_was_dropped(save: str, run: End) -> None:
+def test_a_failure_of_what_was_dropped(save: str, run) -> None:
     """When it fails, no variable refers to it, long before the end."""
     code, stderr = run(save, "dropped")
     assert code == _LOST, stderr
@@ -128,7 +124,7 @@ def test_a_failure_of_what_was_dropped(save: str, run: End) -> None:
         *((writer, "late") for writer in ("odirect", "aiofiles")),
     ],
 )
-def test_a_stream_that_is_never_closed(writer: str, end: str, run: End, tmp_path: Path) -> None:
+def test_a_stream_that_is_never_closed(writer, end: str, run, tmp_path) -> None:
     """A complete file of torch is published; otherwise there is no file, and a message, flushed or
     not. The process always ends. Also for a stream that is made after iobench's own function of
     atexit."""
@@ -167,14 +163,9 @@ else:
 
 
 @pytest.mark.parametrize("how", ["write", "flushed"])
-def test_an_object(how: str, server: ScriptedS3) -> None:
+def test_an_object(how: str, server) -> None:
     """An upload is completed, or aborted with a message."""
-    ended = subprocess.run(
-        [sys.executable, "-c", _OBJECT, server.endpoint_url, how],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    ended = captured([sys.executable, "-c", _OBJECT, server.endpoint_url, how])
     assert ended.returncode == (_LOST if how == "flushed" else 0), ended.stderr
     assert ("the interpreter ended before close()" in ended.stderr) == (how == "flushed")
     assert server.objects == ({} if how == "flushed" else {"run/model": bytes([1]) * (11 << 20)})
@@ -211,14 +202,9 @@ if how == "later":
 @pytest.mark.parametrize(
     ("how", "code"), [("now", _LOST), pytest.param("later", 0, marks=pytest.mark.exhaustive)]
 )
-def test_saves_that_overlap(how: str, code: int, tmp_path: Path) -> None:
+def test_saves_that_overlap(how: str, code: int, tmp_path) -> None:
     """A failure after a later save began is reported; a save that begins afterwards clears it."""
-    ended = subprocess.run(
-        [sys.executable, "-c", _OVERLAPPING, tmp_path, how],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    ended = captured([sys.executable, "-c", _OVERLAPPING, tmp_path, how])
     assert ended.returncode == code, ended.stderr
     assert ("async_save to /dev/null/first failed" in ended.stderr) == (code == _LOST)
     assert (tmp_path / ".metadata").exists()

@@ -3,11 +3,8 @@
 `make test` has one writer of each kind of I/O. `make test-all` has all, and as many other moments.
 """
 
-from __future__ import annotations
-
 import json
 import re
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -15,11 +12,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.captured import captured
 
 from iobench.checkpoint.manifest import MANIFEST
 from iobench.testing import KilledSaves, killed_saves
 from iobench.units import KIB
-from iobench.writers.base import Writer
 
 QUICK = ("buffered", "odirect", "uring", "hybrid")
 """The page cache, direct blocks by threads and by a ring, and two paths into one file."""
@@ -33,9 +30,7 @@ Saves = Callable[[str], KilledSaves]
 
 
 @pytest.fixture
-def saves(
-    make: Callable[..., Writer], name: str, settings: str, tmp_path: Path, how: str, seed: int
-) -> Iterator[KilledSaves]:
+def saves(make, name, settings, tmp_path, how, seed) -> Iterator[KilledSaves]:
     """Saves by that writer, each of which may be killed."""
     make(tmp_path)
     options = json.loads(settings)
@@ -48,7 +43,7 @@ def saves(
 
 @_SEEDS
 @pytest.mark.parametrize("how", ["write", "stream"])
-def test_files(saves: KilledSaves, names, tmp_path: Path, how: str) -> None:
+def test_files(saves, names, tmp_path, how: str) -> None:
     """The name has the last file or the one before, complete, and the next save succeeds."""
     saves.save(1)
     held, met, kept, left = 1, Counter[str](), Counter[bool](), set[str]()
@@ -68,7 +63,7 @@ def test_files(saves: KilledSaves, names, tmp_path: Path, how: str) -> None:
 
 @_SEEDS
 @pytest.mark.parametrize("how", ["checkpoint"])
-def test_checkpoints(saves: KilledSaves, names, tmp_path: Path, how: str) -> None:
+def test_checkpoints(saves, names, tmp_path, how: str) -> None:
     """No visible checkpoint is incomplete, and the earlier ones stay."""
     saves.save(1)
     whole, met, kept = {"step-1"}, Counter[str](), Counter[bool]()
@@ -140,11 +135,9 @@ for name in ("odirect", "uring", "hybrid"):
 """
 
 
-def test_while_trying(tmp_path: Path) -> None:
+def test_while_trying(tmp_path) -> None:
     """`available` that is killed with an open file leaves none: the file has no name here."""
-    done = subprocess.run(
-        [sys.executable, "-c", _PROBES, str(tmp_path)], capture_output=True, text=True, check=True
-    )
+    done = captured([sys.executable, "-c", _PROBES, str(tmp_path)], check=True)
     assert [line.split()[:2] for line in done.stdout.splitlines()] == [
         [name, "True"] for name in ("odirect", "uring", "hybrid")
     ], done.stdout + done.stderr

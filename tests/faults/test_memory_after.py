@@ -1,7 +1,5 @@
 """A failed save gives its memory back."""
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import functools
@@ -10,11 +8,10 @@ import os
 import resource
 import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from support.fake_device import FakeDevice
 from support.scripted_s3 import answer, reset
 
 from iobench import linux
@@ -35,10 +32,6 @@ def _resident_bytes() -> int:
     ctypes.CDLL(None).malloc_trim(0)
     status = Path("/proc/self/status").read_text()
     return int(status.partition("RssAnon:")[2].split()[0]) * 1024
-
-
-Failing = Callable[[Writer, Path], AbstractContextManager[Path]]
-"""Makes a directory such that saving and restoring in there fails, and undoes that."""
 
 
 @contextmanager
@@ -94,9 +87,7 @@ def _no_sync(writer: Writer, disk: Path) -> Iterator[Path]:
 @pytest.mark.parametrize(
     "fault", [_no_space, _size_limit, _read_only, _no_directory, _no_sync], ids=lambda f: f.__name__
 )
-def test_memory(
-    make: Callable[..., Writer], shared_filesystems, device: FakeDevice, fault: Failing
-) -> None:
+def test_memory(make, shared_filesystems, device, fault) -> None:
     """After many failed saves this process has no more memory than after the first few."""
     disk = _disk(shared_filesystems)
     writer = make(disk, block_size="512KiB")
@@ -122,7 +113,7 @@ def _stream(writer: Writer, path: Path) -> None:
         stream.write(_DATA)
 
 
-def test_memory_after_bad_bytes(make: Callable[..., Writer], tmp_path: Path) -> None:
+def test_memory_after_bad_bytes(make, tmp_path) -> None:
     """The same for a worker that fails, a stream that is aborted and a restore that does not
     fit."""
     writer = make(tmp_path, block_size="512KiB")

@@ -1,17 +1,19 @@
-"""Memory tiers under limits of control groups and of tmpfs, and after kill -9."""
-
-from __future__ import annotations
+"""Memory tiers, and memory for replicas, under limits of control groups and of tmpfs, and after
+kill -9."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from support.captured import captured
 from support.memory_group import memory_group
 
 from iobench import Checkpointer, Memory
@@ -89,12 +91,10 @@ def group() -> Iterator[tuple[Path, str]]:
         yield made.path, made.limit_file
 
 
-def test_a_limit_of_memory_that_is_lowered_and_raised(
-    group: tuple[Path, str], tmp_path: Path
-) -> None:
+def test_a_limit_of_memory_that_is_lowered_and_raised(group, tmp_path) -> None:
     """Snapshots take what the group leaves, and no more: nobody is killed, no byte is wrong."""
     command = [sys.executable, "-c", _SAVER, *map(str, group), tmp_path / "run", str(48 * MIB)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = captured(command)
     assert done.returncode == 0, done.stderr
     counts, same = done.stdout.splitlines()
     lowered, raised, tiers = map(int, counts.split())
@@ -109,21 +109,19 @@ def _used_bytes(directory: Path) -> int:
     return (found.f_blocks - found.f_bfree) * found.f_frsize
 
 
-def test_killed(new_filesystem: Callable[..., Path], tmp_path: Path) -> None:
+def test_killed(new_filesystem, tmp_path) -> None:
     """The memory is free, and the tmpfs is empty, at once: also if it survives a container."""
     memory = new_filesystem("tmpfs", 64 * MIB)
     saver = subprocess.Popen(
         [sys.executable, "-c", _KILLED, tmp_path / "run", memory], stdout=subprocess.PIPE
     )
     try:
-        assert saver.stdout is not None
         assert saver.stdout.readline() == b"saved\n"
         assert _used_bytes(memory) >= 4 * 8_000_000
         assert list(memory.iterdir()) == []
     finally:
         saver.send_signal(signal.SIGKILL)
         saver.wait()
-        assert saver.stdout is not None
         saver.stdout.close()
     assert _used_bytes(memory) == 0
     with Checkpointer(tmp_path / "run", tiers=[Memory("40MiB", path=memory)]) as ckpt:
@@ -132,7 +130,7 @@ def test_killed(new_filesystem: Callable[..., Path], tmp_path: Path) -> None:
     assert {path.name for path in (tmp_path / "run").iterdir()} == {".iobench-lock", "step-1"}
 
 
-def test_tmpfs_that_others_fill(new_filesystem: Callable[..., Path], tmp_path: Path) -> None:
+def test_tmpfs_that_others_fill(new_filesystem, tmp_path) -> None:
     """Its free bytes count, whatever size was given: the rest is in the next tier."""
     small = new_filesystem("tmpfs", 24 * MIB)
     tiers = [Memory("1GiB", path=small), Memory("64MiB")]
@@ -148,7 +146,7 @@ def test_tmpfs_that_others_fill(new_filesystem: Callable[..., Path], tmp_path: P
         assert torch.equal(ckpt.load()["w"], state["w"])
 
 
-def test_reserved_huge_pages(tmp_path: Path) -> None:
+def test_reserved_huge_pages(tmp_path) -> None:
     """Slots in hugetlbfs; the pages that are free count."""
     pool = Path("/sys/kernel/mm/hugepages/hugepages-2048kB")
     try:
@@ -156,12 +154,7 @@ def test_reserved_huge_pages(tmp_path: Path) -> None:
         (pool / "nr_hugepages").write_text(str(before + 12))
         mount = tmp_path / "huge"
         mount.mkdir()
-        made = subprocess.run(
-            ["mount", "-t", "hugetlbfs", "-o", "pagesize=2M", "none", mount],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        made = captured(["mount", "-t", "hugetlbfs", "-o", "pagesize=2M", "none", mount])
     except OSError as error:
         pytest.skip(f"no huge pages can be reserved here: {error}")
     try:
@@ -182,3 +175,36 @@ def test_reserved_huge_pages(tmp_path: Path) -> None:
     finally:
         subprocess.run(["umount", mount], check=False, capture_output=True)
         (pool / "nr_hugepages").write_text(str(before))
+
+
+_TAKER = """
+import os, sys
+from pathlib import Path
+from iobench.errors import ReplicaError
+from iobench.replicas.directory import ReplicaDirectory
+from iobench.replicas.recovery import Version
+Path(sys.argv[1], "cgroup.procs").write_text(str(os.getpid()))  # what was imported counts elsewhere
+directory, step, taken = ReplicaDirectory(Path(sys.argv[3])), int(sys.argv[2]), 0
+try:
+    while True:
+        directory.new_file(Version(1, 1, "a"), taken // step, step, None)
+        taken += step
+except ReplicaError as error:
+    print(taken, directory.taken_bytes(), error)
+"""
+
+
+def test_a_limit_of_memory() -> None:
+    """Replicas take what the group leaves besides 1 GiB, more is refused, and nothing is killed."""
+    directory = Path(tempfile.mkdtemp(prefix="iobench-test-", dir="/dev/shm"))
+    try:
+        with memory_group(GIB + 192 * MIB) as group:
+            command = [sys.executable, "-c", _TAKER, group.path, str(32 * MIB), str(directory)]
+            done = captured(command)
+    finally:
+        shutil.rmtree(directory)
+    assert done.returncode == 0, done.stderr
+    taken, counted, error = done.stdout.split(maxsplit=2)
+    assert 32 * MIB <= int(taken) <= 192 * MIB  # the process takes the rest
+    assert counted == taken  # nothing of the last request
+    assert error.startswith("32.00 MiB more for a replica do not fit the memory of the node: ")

@@ -1,7 +1,5 @@
 """The nodes of the tests: nothing of them is left, however their user ends."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -25,7 +23,7 @@ with open_nodes(2, directory=pathlib.Path(sys.argv[1])) as nodes:
 
 
 @pytest.mark.parametrize("end", ["failure", "kill"])
-def test_nothing_is_left(end: str, tmp_path: Path) -> None:
+def test_nothing_is_left(end: str, tmp_path) -> None:
     """When the user of nodes fails or is killed, all of their processes end."""
     with subprocess.Popen(
         [sys.executable, "-c", _USER, str(tmp_path), "0"],
@@ -34,8 +32,6 @@ def test_nothing_is_left(end: str, tmp_path: Path) -> None:
         stderr=subprocess.DEVNULL,
         env={**os.environ, "PYTHONPATH": os.pathsep.join([_TESTS, *sys.path])},
     ) as user:
-        assert user.stdin is not None
-        assert user.stdout is not None
         pids = [int(word) for word in user.stdout.readline().split()]
         assert len(pids) == 4  # two holders, a process, and its child
         descriptors = [os.pidfd_open(pid) for pid in pids]

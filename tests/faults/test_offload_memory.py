@@ -1,13 +1,12 @@
 """A model whose optimizer does not fit a memory limit: killed without offload, trained with it."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.captured import captured
 from support.memory_group import memory_group
 
 from iobench.units import MIB
@@ -48,11 +47,11 @@ def group() -> Iterator[Path]:
 
 def _train(group: Path, kind: str, directory: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", _TRAINER, group, kind, directory, str(_ELEMENTS)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    return captured(command)
 
 
 @pytest.mark.root
-def test_state_that_does_not_fit(group: Path, tmp_path: Path) -> None:
+def test_state_that_does_not_fit(group, tmp_path) -> None:
     """The same limit, the same model."""
     resident = _train(group, "resident", tmp_path)
     assert resident.returncode == -9, resident.stderr

@@ -1,8 +1,6 @@
 """kill -9 of one rank of an FSDP2 job with offloaded state, and then of the job: a restart takes
 the newest step that all ranks have, and ends with the bits of a training that was not killed."""
 
-from __future__ import annotations
-
 import random
 import shutil
 import signal
@@ -63,9 +61,7 @@ class _Jobs:
 
 
 @pytest.fixture(scope="module")
-def jobs(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[_Jobs]:
+def jobs(request, tmp_path_factory) -> Iterator[_Jobs]:
     base = tmp_path_factory.mktemp(f"ranks{request.param}")
     yield _Jobs(request.param, base)
     shutil.rmtree(base)
@@ -96,7 +92,7 @@ _NAMED = [
 
 @_QUICK
 @pytest.mark.parametrize(("point", "least", "most"), _NAMED)
-def test_named_points(point: str, least: int, most: int, jobs: _Jobs) -> None:
+def test_named_points(point: str, least: int, most: int, jobs) -> None:
     """Each phase of the construction, of a commit, a pin and the agreement on it."""
     job = jobs.run(point, jobs.size - 1)
     assert job.codes[-1] == -signal.SIGKILL
@@ -107,7 +103,7 @@ def test_named_points(point: str, least: int, most: int, jobs: _Jobs) -> None:
 @pytest.mark.parametrize(
     "point", [*(f"{name}:before:1" for name in _RESUMES), f"{_RESUMES[-1]}:after:1"]
 )
-def test_killed_in_resume(point: str, jobs: _Jobs) -> None:
+def test_killed_in_resume(point: str, jobs) -> None:
     """A rank that is killed while it resumes leaves the step that the others have chosen."""
     jobs.run(f"{_STORE}.commit:before:4", 1)
     before = jobs.run(point, 0)
@@ -116,7 +112,7 @@ def test_killed_in_resume(point: str, jobs: _Jobs) -> None:
 
 
 @_QUICK
-def test_ranks_wait_for_one_that_is_late(jobs: _Jobs) -> None:
+def test_ranks_wait_for_one_that_is_late(jobs) -> None:
     """A rank that waits before its commit, and is killed: the others have not gone so far that they
     overwrite what it has."""
     point = f"{_STORE}.commit:before:2"
@@ -126,7 +122,7 @@ def test_ranks_wait_for_one_that_is_late(jobs: _Jobs) -> None:
 
 
 @_QUICK
-def test_two_histories_are_not_mixed(jobs: _Jobs) -> None:
+def test_two_histories_are_not_mixed(jobs) -> None:
     """Rank 0 has step 3 of the first job only, and the others that of the second."""
     point = f"{_STORE}.commit:before:3"
     jobs.run(f"{point}:kill+{point}:slow", 1)
@@ -138,7 +134,7 @@ def test_two_histories_are_not_mixed(jobs: _Jobs) -> None:
 
 
 @_QUICK
-def test_a_pin_that_one_rank_lacks(jobs: _Jobs) -> None:
+def test_a_pin_that_one_rank_lacks(jobs) -> None:
     """The others have replaced the pin before, and its extra: all go on from that one."""
     point = f"{_STORE}.pin:before:2"
     job = jobs.run(f"{point}:kill+{point}:slow", 1)
@@ -151,7 +147,7 @@ def test_a_pin_that_one_rank_lacks(jobs: _Jobs) -> None:
 
 
 @pytest.mark.parametrize("jobs", [4, pytest.param(2, marks=pytest.mark.exhaustive)], indirect=True)
-def test_random_points(jobs: _Jobs) -> None:
+def test_random_points(jobs) -> None:
     """Jobs with a rank that is killed at a random call, again and again until they end."""
     seed = random.randrange(2**32)
     choose = random.Random(seed)
@@ -181,7 +177,7 @@ _PHASES = [
 
 @_QUICK
 @pytest.mark.parametrize("point", _PHASES)
-def test_killed_in_a_save(point: str, jobs: _Jobs) -> None:
+def test_killed_in_a_save(point: str, jobs) -> None:
     """The next start goes on from the newest checkpoint."""
     job = jobs.run(point, 0, "offload-ckpt")
     assert job.codes[0] == -signal.SIGKILL
@@ -196,7 +192,7 @@ def test_killed_in_a_save(point: str, jobs: _Jobs) -> None:
 
 @_QUICK
 @pytest.mark.parametrize("point", [f"{_SAVES}.take:before:1", f"{_STORE}.commit:before:1"])
-def test_killed_in_a_load(point: str, jobs: _Jobs) -> None:
+def test_killed_in_a_load(point: str, jobs) -> None:
     """A rank that is killed while the ranks go on from a checkpoint leaves it whole."""
     first = jobs.run(kind="offload-ckpt", steps=3)
     assert first.codes == [0] * jobs.size, first.errors

@@ -1,10 +1,7 @@
 """Storage of the offload engine that fails, and what is missing where it runs: one error each."""
 
-from __future__ import annotations
-
 import errno
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -44,7 +41,7 @@ def _step_and_wait(optimizer: AdamW, steps: range) -> None:
 
 
 @pytest.mark.root
-def test_a_device_that_fails(new_filesystem: Callable[..., Path], tmp_path: Path) -> None:
+def test_a_device_that_fails(new_filesystem, tmp_path) -> None:
     """EIO between two steps: TransferError with it, then for every call; what was durable is
     there when the device is back."""
     root = new_filesystem("ext4", 32 * MIB)
@@ -98,7 +95,7 @@ print("equal")
 """
 
 
-def test_a_process_without_permission_for_io_uring(tmp_path: Path) -> None:
+def test_a_process_without_permission_for_io_uring(tmp_path) -> None:
     """Threads read and write in its place, with one warning that says why and what to do."""
     done = run_preloaded(["-c", _FILTERED, tmp_path])
     if done.stdout == "skip\n":
@@ -113,7 +110,7 @@ def test_a_process_without_permission_for_io_uring(tmp_path: Path) -> None:
         assert again.updates == 3
 
 
-def test_errors_of_threads(tmp_path: Path) -> None:
+def test_errors_of_threads(tmp_path) -> None:
     """Their errno is the completion of the operation, as in an io_uring."""
     ring = ThreadRing(2)
     try:

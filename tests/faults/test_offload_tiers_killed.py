@@ -1,8 +1,6 @@
 """kill -9 while a pinned generation is copied to the remote tier: it goes on where it was, and the
 state that is restored from there has the bits of a training that was never interrupted."""
 
-from __future__ import annotations
-
 import secrets
 import shutil
 from pathlib import Path
@@ -16,7 +14,6 @@ from support.tiers import events, settled, until
 
 from iobench import Checkpointer, KeepLast, Remote
 from iobench.offload import AdamW
-from iobench.testing import LocalS3
 from iobench.units import MIB
 from iobench.writers.s3 import S3Writer
 from iobench.writers.s3_store.objects import S3Objects
@@ -75,7 +72,7 @@ def expected() -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("point", _POINTS)
-def test_a_bucket(point: str, moto: LocalS3, tmp_path: Path, expected: list) -> None:
+def test_a_bucket(point: str, moto, tmp_path, expected) -> None:
     """The next start sends what is missing alone; a new machine restores it with the same bits."""
     target = f"{moto.target}/run-{secrets.token_hex(4)}"
     run_killed(_TRAINER, tmp_path, target, point)
@@ -133,7 +130,7 @@ with Checkpointer(base + "/runs", keep=keep, offload=optimizer, tiers=[Remote(re
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_killed_while_the_state_is_restored(when: str, tmp_path: Path, expected: list) -> None:
+def test_killed_while_the_state_is_restored(when: str, tmp_path, expected) -> None:
     """The new directory has no generation, or all of it."""
     remote = str(tmp_path / "remote")
     run_killed(_TRAINER, tmp_path, remote, "iobench.remote.drain.Drain.saved:before")

@@ -4,16 +4,13 @@ The image of a file system is copied and mounted again. The copy has the content
 pages that only the kernel's memory has are lost, like in a power cut.
 """
 
-from __future__ import annotations
-
-import subprocess
 from collections.abc import Callable
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from support.captured import captured
 from support.filesystems import after_power_cut
 from support.offload_training import (
     OPTIONS,
@@ -47,11 +44,10 @@ _DATA = [content(200_003, seed) for seed in range(3)]  # several blocks and a ta
 _MINUTES = "remount,commit=600"  # ext4 commits its journal every 5 s otherwise
 
 Disk = Callable[[str], Path]
-Cut = Callable[[Path], "contextmanager[Path]"]
 
 
 def _run(*command: str | Path) -> str:
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+    return captured(command, check=True).stdout.strip()
 
 
 @pytest.fixture
@@ -85,7 +81,7 @@ def _files(root: Path) -> dict[str, bytes]:
     return {str(path.relative_to(root)): path.read_bytes() for path in found}
 
 
-def test_writers(make: Callable[..., Writer], disk: Disk, tmp_path: Path) -> None:
+def test_writers(make, disk, tmp_path) -> None:
     """New files in new directories, and then others that replace them."""
     root = disk("ext4")
     writer = make(root)
@@ -100,7 +96,7 @@ def test_writers(make: Callable[..., Writer], disk: Disk, tmp_path: Path) -> Non
                 )
 
 
-def test_the_cut_loses_what_is_not_durable(disk: Disk, tmp_path: Path) -> None:
+def test_the_cut_loses_what_is_not_durable(disk, tmp_path) -> None:
     """The check itself can fail."""
     root = disk("ext4")
     iobench.load_writer("buffered").write(FileImage.of("file", _DATA), root, durable=False)
@@ -110,7 +106,7 @@ def test_the_cut_loses_what_is_not_durable(disk: Disk, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["ext4", "xfs"])
-def test_checkpointer(kind: str, disk: Disk, tmp_path: Path) -> None:
+def test_checkpointer(kind: str, disk, tmp_path) -> None:
     """Each committed step can be loaded, and retention removes none that a newer one needs."""
     root = disk(kind)
     runs = root / "runs" / "a"
@@ -144,7 +140,7 @@ def test_checkpointer(kind: str, disk: Disk, tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-def test_files_and_frameworks(disk: Disk, tmp_path: Path) -> None:
+def test_files_and_frameworks(disk, tmp_path) -> None:
     """torch files, safetensors, DCP, the directories of Accelerate and Transformers, configs."""
     root = disk("ext4")
     state = {"a": torch.arange(60_000), "b": torch.ones(3)}
@@ -178,7 +174,7 @@ def test_files_and_frameworks(disk: Disk, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["ext4", "xfs"])
-def test_offload(kind: str, disk: Disk, tmp_path: Path) -> None:
+def test_offload(kind: str, disk, tmp_path) -> None:
     """Each durable step of an offloaded optimizer, and each pin, has all its bytes."""
     root = disk(kind)
     expected = stock_snapshots(4)

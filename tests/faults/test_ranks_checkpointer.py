@@ -3,8 +3,6 @@
 The tests share one directory: each start of the job loads the newest step and checks every value.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -82,7 +80,7 @@ def run(shared_run: SavedRun) -> Iterator[SavedRun]:
     ("phase", "victim"),
     [*((phase, 1) for phase in _POINTS), *((phase, 0) for phase in ("opening", "load", "write"))],
 )
-def test_killed(run: SavedRun, phase: str, victim: int) -> None:
+def test_killed(run, phase: str, victim: int) -> None:
     """kill -9 of a rank in each phase."""
     (point, saves), before = _POINTS[phase], run.newest
     ranks = run.start(f"killed {phase}", points={victim: [f"{point}:kill"]})
@@ -91,7 +89,7 @@ def test_killed(run: SavedRun, phase: str, victim: int) -> None:
 
 
 @pytest.mark.parametrize("phase", _LEADS)
-def test_rank_0_killed(run: SavedRun, phase: str) -> None:
+def test_rank_0_killed(run, phase: str) -> None:
     """kill -9 of rank 0 while it commits the second save."""
     before = run.newest
     ranks = run.start(f"rank 0 killed {phase}", points={0: [f"{_LEADS[phase]}:kill"]})
@@ -100,7 +98,7 @@ def test_rank_0_killed(run: SavedRun, phase: str) -> None:
 
 
 @pytest.mark.parametrize(("phase", "victim"), [("write", 2), ("voted", 1), ("before rename", 0)])
-def test_stopped(run: SavedRun, phase: str, victim: int) -> None:
+def test_stopped(run, phase: str, victim: int) -> None:
     """SIGSTOP: the rank is silent, and its connection stays."""
     point, before = _LEADS.get(phase) or _POINTS[phase][0], run.newest
     ranks = run.start(f"stopped {phase}", points={victim: [f"{point}:stop"]})
@@ -119,7 +117,7 @@ def test_stopped(run: SavedRun, phase: str, victim: int) -> None:
         ("all-gather", "has received", 1, "kill"),
     ],
 )
-def test_lost_in_a_restore(run: SavedRun, mode: str, phase: str, victim: int, how: str) -> None:
+def test_lost_in_a_restore(run, mode: str, phase: str, victim: int, how: str) -> None:
     """The others wait for bytes that the lost rank should read or pass on."""
     before, points = run.newest, {victim: [f"{_READING[phase]}:{how}"]}
     ranks = run.start(f"lost in {mode}, {phase}", restore_mode=mode, points=points)
@@ -128,7 +126,7 @@ def test_lost_in_a_restore(run: SavedRun, mode: str, phase: str, victim: int, ho
     assert run.newest == before
 
 
-def test_a_rank_is_lost_after_its_vote(run: SavedRun) -> None:
+def test_a_rank_is_lost_after_its_vote(run) -> None:
     """Rank 0 has looked at all parts and is slow. Rank 2 is lost, rank 1 notices it: it must keep
     its part, which rank 0 publishes now."""
     points = {
@@ -143,7 +141,7 @@ def test_a_rank_is_lost_after_its_vote(run: SavedRun) -> None:
 
 @pytest.mark.parametrize("damage", ["truncated", "flipped", "removed"])
 @pytest.mark.parametrize("file", ["__1_0.distcp", "part-2.json"])
-def test_part_damaged_before_the_commit(run: SavedRun, file: str, damage: str) -> None:
+def test_part_damaged_before_the_commit(run, file, damage: str) -> None:
     """Rank 0 looks at every part before it publishes. A flipped bit in data is found by loads."""
     before = run.newest
     points = {0: [f"{_PARTS}.dcp_files.DcpFormat.publish:before:1:stop"]}

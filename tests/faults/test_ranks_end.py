@@ -3,10 +3,6 @@
 `close` returns in a rank only when all others can end without it, and so does `wait`.
 """
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 from support.ranks import start_ranks
 
@@ -31,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("importing")
 @pytest.mark.parametrize(
     "call", ["ckpt.close()", "ckpt.wait()", "ckpt.wait(); ckpt.load()", "ckpt.save({'a': 1}, 2)"]
 )
-def test_a_rank_ends_after_its_last_call(tmp_path: Path, call: str) -> None:
+def test_a_rank_ends_after_its_last_call(tmp_path, call: str) -> None:
     """No rank gets an error after a save that is complete."""
     directory = tmp_path / "a"
     script = _SCRIPT.format(directory=str(directory), call=call)

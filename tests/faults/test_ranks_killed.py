@@ -1,9 +1,5 @@
 """Random kills of a job with three ranks. benchmarks/rank_kills.py makes more of them."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 from support.nodes import open_nodes
 from support.rank_kills import PRELOAD, RankKills
@@ -13,7 +9,7 @@ _KILLS = 8  # of each seed; these seeds have every fault, at every moment
 
 
 @pytest.mark.parametrize("seed", [179, pytest.param(184, marks=pytest.mark.exhaustive)])
-def test_random_kills(tmp_path: Path, seed: int) -> None:
+def test_random_kills(tmp_path, seed: int) -> None:
     """Ranks and nodes are killed, stopped and cut off at random moments. Each time the survivors
     end with the name of the lost rank, and no checkpoint that was reported is lost."""
     run = tmp_path / "run"

@@ -1,7 +1,5 @@
 """Ranks with snapshots in memory tiers end, or are killed: nothing that was durable is lost."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 from collections.abc import Iterator
@@ -80,7 +78,7 @@ def shared() -> Iterator[Path]:
     ("victim", "point"),
     [*_POINTS, *(pytest.param(*one, marks=pytest.mark.exhaustive) for one in _MORE)],
 )
-def test_a_rank_is_killed(victim: int, point: str, tmp_path: Path, shared: Path) -> None:
+def test_a_rank_is_killed(victim: int, point: str, tmp_path, shared) -> None:
     """The other one ends with its number; what is visible is complete, and a start goes on."""
     local = tmp_path / "local"
     code = _TRAINER.format(arguments=(str(local), str(shared), victim, point))
@@ -96,7 +94,7 @@ def test_a_rank_is_killed(victim: int, point: str, tmp_path: Path, shared: Path)
     assert [path for path in local.iterdir() if path.name.startswith(".step-")] == []
 
 
-def test_ranks_that_end_without_close(tmp_path: Path, shared: Path) -> None:
+def test_ranks_that_end_without_close(tmp_path, shared) -> None:
     """Every snapshot is written, also one of an atexit function."""
     local = tmp_path / "local"
     with start_ranks(_TRAINER.format(arguments=(str(local), str(shared), None, "")), 2) as ranks:

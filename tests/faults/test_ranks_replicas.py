@@ -4,12 +4,9 @@ Each start of a job loads the newest step and checks every value, so it finds ou
 before has left. The replicas stay from test to test.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from support.nodes import Nodes, open_nodes
@@ -53,7 +50,7 @@ def _no_process_is_left(nodes: Nodes) -> Iterator[None]:
     assert not running
 
 
-def test_memory_lost_and_wrong_bits_on_the_wire(job: ReplicaJob) -> None:
+def test_memory_lost_and_wrong_bits_on_the_wire(job) -> None:
     """One node has lost its memory, and what the partner sends arrives damaged: this piece comes
     from storage, with a warning, and the next save has a replica."""
     newest = job.hold()
@@ -73,7 +70,7 @@ def test_memory_lost_and_wrong_bits_on_the_wire(job: ReplicaJob) -> None:
     assert outcomes(ranks[0]) == outcomes(ranks[1]) == ["complete"]
 
 
-def test_wrong_bit_in_memory(job: ReplicaJob) -> None:
+def test_wrong_bit_in_memory(job) -> None:
     """The bytes come from the partner's memory; a warning says so."""
     newest = job.hold()
     assert job.flip(job.nodes[0]) == 2
@@ -85,7 +82,7 @@ def test_wrong_bit_in_memory(job: ReplicaJob) -> None:
         assert f"the memory of node 0 is not used for rank {saved}: " in told(ranks[0])
 
 
-def test_memory_full_on_one_node(job: ReplicaJob) -> None:
+def test_memory_full_on_one_node(job) -> None:
     """Nothing is taken beyond the limit. Saves go on without replicas, and all ranks tell it."""
     job.hold()
     ranks = job.start(2, options_of={1: {"memory": "3MiB"}})
@@ -111,7 +108,7 @@ def _only_in_memory(job: ReplicaJob) -> int:
     return step
 
 
-def test_node_replaced_and_numbers_exchanged(job: ReplicaJob) -> None:
+def test_node_replaced_and_numbers_exchanged(job) -> None:
     """Rank 0 comes to a new node, and reads from the memory of the other one a step that is not on
     storage."""
     step = _only_in_memory(job)
@@ -124,7 +121,7 @@ def test_node_replaced_and_numbers_exchanged(job: ReplicaJob) -> None:
     assert outcomes(ranks[0]) == outcomes(ranks[1]) == ["complete"]
 
 
-def test_all_memory_damaged(job: ReplicaJob) -> None:
+def test_all_memory_damaged(job) -> None:
     """The step that only memory had is lost; all ranks load the one before it, with a warning."""
     step = _only_in_memory(job)
     damaged = [file for node in job.nodes for file in job.files(node) if f"-{step}-" in str(file)]
@@ -138,7 +135,7 @@ def test_all_memory_damaged(job: ReplicaJob) -> None:
     assert outcomes(ranks[0]) == outcomes(ranks[1]) == ["complete"]
 
 
-def test_short_partition_during_a_transfer(job: ReplicaJob) -> None:
+def test_short_partition_during_a_transfer(job) -> None:
     """Training goes on when the node is back, and so do replicas."""
     ranks = job.start(2, options={"rate": "1MB"}, points={0: [f"{_SEND}:before:1:note"]})
     ranks[0].wait_for("Sender.send", _LIMIT_S)
@@ -149,7 +146,7 @@ def test_short_partition_during_a_transfer(job: ReplicaJob) -> None:
     assert [outcomes(rank)[-1] for rank in ranks] == ["complete", "complete"]
 
 
-def test_long_partition_during_a_transfer(job: ReplicaJob) -> None:
+def test_long_partition_during_a_transfer(job) -> None:
     """Both sides end, each with the name of the other one; the next start goes on."""
     options = {"rate": "1MB"}
     ranks = job.start(2, options=options, points={0: [f"{_SEND}:before:1:note"]}, silent_s=2)
@@ -175,7 +172,7 @@ def test_long_partition_during_a_transfer(job: ReplicaJob) -> None:
         (f"{_HELD}:after:1", 1, "kill"),
     ],
 )
-def test_a_rank_is_lost(job: ReplicaJob, point: str, victim: int, how: str) -> None:
+def test_a_rank_is_lost(job, point: str, victim: int, how: str) -> None:
     """While it replicates, or restores from memory. The next start has what all ranks have."""
     if point.startswith(_HELD):
         job.hold()
@@ -193,7 +190,7 @@ def test_a_rank_is_lost(job: ReplicaJob, point: str, victim: int, how: str) -> N
     assert job.files(job.nodes[1])
 
 
-def test_two_jobs(job: ReplicaJob, tmp_path: Path) -> None:
+def test_two_jobs(job, tmp_path) -> None:
     """Another job on the same nodes has files of its own, which end with it."""
     job.hold()
     two = job.nodes[0], job.nodes[1]
@@ -208,7 +205,7 @@ def test_two_jobs(job: ReplicaJob, tmp_path: Path) -> None:
     assert job.hold() == job.newest
 
 
-def test_a_node_and_its_partner_are_lost(nodes: Nodes, tmp_path: Path) -> None:
+def test_a_node_and_its_partner_are_lost(nodes, tmp_path) -> None:
     """Storage has an older step: it is loaded, and a warning names the rank whose bytes are lost.
 
     Three nodes form a ring: node 2 has the copy of node 1.

@@ -1,7 +1,5 @@
 """Completions that are short or fail, and Ctrl-C in the thread that waits for rings."""
 
-from __future__ import annotations
-
 import _thread
 import errno
 import threading
@@ -80,9 +78,7 @@ class _Nth:
 @pytest.mark.parametrize("how", ["write", "stream"])
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC, errno.EDQUOT])
 @pytest.mark.parametrize("nth", [0, 15, _BLOCKS - 2])
-def test_a_failed_write(
-    writer: Writer, names, meddle, tmp_path: Path, how: str, number: int, nth: int
-) -> None:
+def test_a_failed_write(writer, names, meddle, tmp_path, how, number, nth) -> None:
     """The caller gets the completion's errno, no file is published, and the writer works again."""
     (tmp_path / "model").write_bytes(b"the last good one")
     meddle(_Nth(nth, -number))
@@ -96,7 +92,7 @@ def test_a_failed_write(
 
 
 @pytest.mark.parametrize("how", ["write", "stream"])
-def test_short_and_put_off(writer: Writer, meddle, tmp_path: Path, how: str) -> None:
+def test_short_and_put_off(writer, meddle, tmp_path, how: str) -> None:
     """Short counts are continued; EAGAIN, EINTR and ECANCELED are retried and recorded."""
     turns = iter([4096, -errno.EAGAIN, 61440, -errno.EINTR, -errno.ECANCELED, 512 * 13])
     lock = threading.Lock()
@@ -112,7 +108,7 @@ def test_short_and_put_off(writer: Writer, meddle, tmp_path: Path, how: str) -> 
 
 
 @pytest.mark.parametrize("nth", [0, 15, _BLOCKS - 2])
-def test_a_failed_read(writer: Writer, meddle, tmp_path: Path, nth: int) -> None:
+def test_a_failed_read(writer, meddle, tmp_path, nth: int) -> None:
     """A restore that fails raises the errno, and the file can still be read."""
     writer.write(FileImage.of("model", [_DATA]), tmp_path)
     back = FileImage.of("model", [bytearray(len(_DATA))])
@@ -126,14 +122,7 @@ def test_a_failed_read(writer: Writer, meddle, tmp_path: Path, nth: int) -> None
 
 @pytest.mark.parametrize("operation", ["write", "read"])
 @pytest.mark.parametrize("call", ["wait", "peek", "write"])
-def test_a_ring_that_fails_itself(
-    writer: Writer,
-    names,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    call: str,
-    operation: str,
-) -> None:
+def test_a_ring_that_fails_itself(writer, names, monkeypatch, tmp_path, call, operation) -> None:
     """The transfer ends with its error, no file is published, and the next one works."""
     writer.write(FileImage.of("old", [_DATA]), tmp_path)
     back = FileImage.of("old", [bytearray(len(_DATA))])
@@ -169,7 +158,7 @@ def test_a_ring_that_fails_itself(
     assert back.views(0, len(_DATA))[0].tobytes() == _DATA.tobytes()
 
 
-def test_retries_are_counted(writer: Writer, meddle, tmp_path: Path) -> None:
+def test_retries_are_counted(writer, meddle, tmp_path) -> None:
     """A Transfer counts the retries."""
     meddle(_Nth(3, -errno.EAGAIN))
     moved = writer.write(FileImage.of("model", [_DATA]), tmp_path)
@@ -178,9 +167,7 @@ def test_retries_are_counted(writer: Writer, meddle, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("operation", ["write", "read"])
-def test_an_interrupt(
-    writer: Writer, names, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, operation: str
-) -> None:
+def test_an_interrupt(writer, names, monkeypatch, tmp_path, operation) -> None:
     """Ctrl-C during a transfer is raised unchanged, after the kernel's last use of the memory."""
     writer.write(FileImage.of("old", [_DATA]), tmp_path)
     back = FileImage.of("old", [bytearray(len(_DATA))])

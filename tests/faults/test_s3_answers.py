@@ -1,7 +1,5 @@
 """Answers that are not the store's, or that come too slowly: a transfer error, never damage."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

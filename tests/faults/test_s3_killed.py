@@ -3,18 +3,16 @@
 `make test-all` adds as many at other moments.
 """
 
-from __future__ import annotations
-
 import errno
 import os
-import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from support.captured import captured
 from support.s3_servers import SERVERS, s3_server
 
 from iobench.checkpoint.manifest import MANIFEST
@@ -99,7 +97,7 @@ class _Seen:
 
 @_SEEDS
 @pytest.mark.parametrize("how", ["write", "stream"])
-def test_objects(server: LocalS3, kills: dict[str, int], how: str, seed: int) -> None:
+def test_objects(server, kills, how: str, seed: int) -> None:
     """The key has a complete object, the last or the one before; the uploads that are left can be
     aborted."""
     target = f"{server.target}/killed-{how}-{seed}"
@@ -128,7 +126,7 @@ def test_objects(server: LocalS3, kills: dict[str, int], how: str, seed: int) ->
 
 
 @_SEEDS
-def test_checkpoints(server: LocalS3, kills: dict[str, int], seed: int) -> None:
+def test_checkpoints(server, kills, seed: int) -> None:
     """A prefix with a manifest is a complete checkpoint; the earlier ones stay."""
     target = f"{server.target}/killed-checkpoints-{seed}"
     seen, met, done = _Seen(target), Counter[str](), {1}
@@ -156,9 +154,7 @@ def test_checkpoints(server: LocalS3, kills: dict[str, int], seed: int) -> None:
     assert len(met) >= 4
 
 
-def test_abort_uploads(
-    server: LocalS3, iobench_inside: Callable[..., subprocess.CompletedProcess[str]]
-) -> None:
+def test_abort_uploads(server, iobench_inside) -> None:
     """The command lists and aborts the uploads of a killed save; it changes no object."""
     target = f"{server.target}/aborted"
     seen = _Seen(target)
@@ -184,7 +180,7 @@ def test_a_server_dies_with_its_process() -> None:
         "    print(server.endpoint_url, server.directory.parent, flush=True)\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = captured([sys.executable, "-c", code])
     if "rclone" in done.stderr:
         pytest.skip(done.stderr.splitlines()[-1])
     endpoint, directory = done.stdout.split()

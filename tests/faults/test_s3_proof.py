@@ -1,7 +1,5 @@
 """A save is durable only with the store's proof; it removes only what it stored damaged itself."""
 
-from __future__ import annotations
-
 import itertools
 import re
 
@@ -47,7 +45,6 @@ def _forwards(page: bytes):
 
 def _crc64nvme(data: bytes) -> dict[str, str]:
     checksum = Checksum.named("crc64nvme")
-    assert checksum is not None
     return {"x-amz-checksum-crc64nvme": checksum.text(checksum.update(memoryview(data)))}
 
 

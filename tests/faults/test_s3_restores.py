@@ -1,27 +1,20 @@
 """Restores from a server that fails in every possible way, on a real socket."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
 import torch
-from support.scripted_s3 import ScriptedS3, answer, etag, silence
+from support.scripted_s3 import answer, etag, silence
 
-from iobench import Checkpointer, KeepLast
+from iobench import Checkpointer
 from iobench.errors import DataMismatchError, TransferError, UnavailableError
 from iobench.formats import safetensors
 from iobench.testing import content
 from iobench.units import MIB
 from iobench.writers.image import FileImage
-from iobench.writers.s3 import S3Writer
 
 _DATA = content(3 * 5 * MIB + 777)
 _TARGET = "s3://bucket/run"
-
-
-def _image(data=_DATA) -> FileImage:
-    return FileImage.of("model", [data])
 
 
 def _restore(server, writer, data=_DATA):
@@ -169,44 +162,7 @@ def test_changed_at_the_command_line(server, iobench_inside) -> None:
     assert not server.uploads
 
 
-def test_manifests_are_read_when_they_are_needed(server: ScriptedS3, writer: S3Writer) -> None:
-    """A bucket of a thousand checkpoints would be a thousand answers to wait for when it is opened.
-
-    A save reads them all once: their serial numbers decide its own, and what retention removes.
-    """
-    state = {"w": torch.arange(4)}
-    with Checkpointer("s3://bucket/run", writer=writer) as first:
-        for step in (1, 2, 30):
-            first.save(state, step)
-
-    def gets() -> list[str]:
-        found = [operation for operation in server.seen if operation == "get"]
-        server.seen.clear()
-        return found
-
-    gets()
-    with Checkpointer("s3://bucket/run", writer=writer) as ckpt:
-        assert ckpt.steps() == [1, 2, 30]
-        assert gets() == []
-        assert torch.equal(ckpt.load(2)["w"], state["w"])
-        of_one = len(gets())
-        ckpt.remove(1)
-        ckpt.save(state, 3)
-        assert len(gets()) == 2  # of the steps 2 and 30
-        ckpt.save(state, 4)
-        assert ckpt.latest() == 4
-        assert gets() == []
-    with Checkpointer("s3://bucket/run", writer=writer, keep=KeepLast(2)) as ckpt:
-        ckpt.load()
-        assert len(gets()) == of_one  # the listing has the serial numbers
-        ckpt.save(state, 5)
-        assert ckpt.steps() == [4, 5]
-        assert len(gets()) == 4  # of the steps 2, 3, 4 and 30
-
-
-def test_a_manifest_that_cannot_be_read_fails_the_save(
-    server: ScriptedS3, writer: S3Writer
-) -> None:
+def test_a_manifest_that_cannot_be_read_fails_the_save(server, writer) -> None:
     """Nothing of the new checkpoint stays. The next save reads the manifest again."""
     with Checkpointer("s3://bucket/run", writer=writer) as ckpt:
         ckpt.save({"w": torch.arange(4)}, 1)

@@ -1,7 +1,5 @@
 """A time limit of an S3 client ends its requests, whatever they wait for."""
 
-from __future__ import annotations
-
 import contextlib
 import socket
 import threading

@@ -1,7 +1,5 @@
 """Endpoints whose certificate is not accepted, over real TLS: each cause is named."""
 
-from __future__ import annotations
-
 import datetime
 import ipaddress
 import socket

@@ -1,13 +1,9 @@
 """RLIMIT_FSIZE, which a batch system may set, in a process of its own."""
 
-from __future__ import annotations
-
-import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
-from iobench.writers.base import Writer
+from support.captured import captured
 
 _TESTS = str(Path(__file__).parents[1])
 _CHILD = """
@@ -44,16 +40,13 @@ for fallocate in (True, False):
 """
 
 
-def test_size_limit(make: Callable[..., Writer], name: str, settings: str, tmp_path: Path) -> None:
+def test_size_limit(make, name: str, settings, tmp_path) -> None:
     """The caller gets EFBIG, the earlier file stays, and a smaller file can be written. By `write`
     and by a stream, with and without reserved space."""
     make(tmp_path)
     (tmp_path / "model").write_bytes(b"the last good one")
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", _CHILD, name, str(tmp_path), settings, _TESTS],
-        capture_output=True,
-        text=True,
-        check=False,
+    done = captured(
+        [sys.executable, "-W", "error", "-c", _CHILD, name, str(tmp_path), settings, _TESTS]
     )
     assert (done.returncode, done.stderr) == (0, "")
     names = ["model"]

@@ -1,7 +1,5 @@
 """A pipe, socket or device with the name of a checkpoint's file: an error at once, never a wait."""
 
-from __future__ import annotations
-
 import os
 import socket
 import stat
@@ -52,9 +50,7 @@ SPECIAL = pytest.mark.parametrize(
 
 @SPECIAL
 @pytest.mark.parametrize("file_name", ["manifest.json", "state.json", "tensors.safetensors"])
-def test_no_file_of_a_checkpoint_stops_a_load(
-    special: Special, kind: str, file_name: str, tmp_path: Path
-) -> None:
+def test_no_file_of_a_checkpoint_stops_a_load(special, kind, file_name, tmp_path) -> None:
     """The error names the file and what it is; a step without a manifest is not a checkpoint."""
     with iobench.Checkpointer(tmp_path, writer="hybrid") as saving:
         saving.save({"a": torch.ones(100), "n": 3}, 1)
@@ -70,7 +66,7 @@ def test_no_file_of_a_checkpoint_stops_a_load(
 
 @SPECIAL
 @pytest.mark.parametrize("writer", WRITERS)
-def test_no_format_waits(special: Special, kind: str, writer: str, tmp_path: Path) -> None:
+def test_no_format_waits(special: Special, kind: str, writer, tmp_path) -> None:
     """Single files, by every writer."""
     chosen = make(writer)
     if not chosen.available(tmp_path).ok:
@@ -83,7 +79,7 @@ def test_no_format_waits(special: Special, kind: str, writer: str, tmp_path: Pat
 
 
 @SPECIAL
-def test_a_journal(special: Special, kind: str, tmp_path: Path) -> None:
+def test_a_journal(special: Special, kind: str, tmp_path) -> None:
     """`iobench tiers DIR` reads it, and a drain writes it."""
     with special(tmp_path / JOURNAL):
         with pytest.raises(IobenchError, match=kind):

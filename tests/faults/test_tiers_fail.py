@@ -1,7 +1,5 @@
 """Tiers that are full, gone, or refuse: nothing that was told durable is lost, training goes on."""
 
-from __future__ import annotations
-
 import errno
 import shutil
 import threading
@@ -10,13 +8,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from support.scripted_s3 import ScriptedS3, answer, reset, silence
+from support.scripted_s3 import answer, reset, silence
 from support.tiers import events, settled, state, until
 
 from iobench import Checkpointer, KeepLast, Remote, load_checkpoint
 from iobench.errors import TargetError, TransferError, UnavailableError
 from iobench.remote import tiered_store
-from iobench.testing import LocalS3
 from iobench.units import MIB
 from iobench.writers.s3 import S3Writer
 
@@ -29,7 +26,7 @@ _SIZE = 5 * MIB  # elements: 20 MiB
 
 
 @pytest.mark.root
-def test_remote_full(tmp_path: Path, new_filesystem) -> None:
+def test_remote_full(tmp_path, new_filesystem) -> None:
     """The error is told, the local checkpoints stay; when there is room again, it is copied.
 
     The space of a file is reserved first, so the first attempt has sent nothing.
@@ -54,7 +51,7 @@ def test_remote_full(tmp_path: Path, new_filesystem) -> None:
 
 
 @pytest.mark.root
-def test_local_full(tmp_path: Path, new_filesystem) -> None:
+def test_local_full(tmp_path, new_filesystem) -> None:
     """While the remote tier does not answer, local copies cannot go: a save gets one clear error.
     It succeeds when the remote tier is back."""
     root: Path = new_filesystem("ext4", 64 * MIB)
@@ -81,7 +78,7 @@ def test_local_full(tmp_path: Path, new_filesystem) -> None:
     }
 
 
-def test_local_disk_removed(tmp_path: Path) -> None:
+def test_local_disk_removed(tmp_path) -> None:
     """A save says that the directory is gone. What is in the remote tier stays."""
     local, remote = tmp_path / "local", tmp_path / "remote"
     ckpt = Checkpointer(local, tiers=[Remote(remote)])
@@ -95,7 +92,7 @@ def test_local_disk_removed(tmp_path: Path) -> None:
         assert ckpt.load()["step"] == 1
 
 
-def test_the_clock_is_set_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_clock_is_set_back(tmp_path, monkeypatch) -> None:
     """By a year: nothing is dropped, and the last save is the newest."""
     local, remote = tmp_path / "local", tmp_path / "remote"
     with Checkpointer(local, tiers=[Remote(remote, max_backlog="10min")]) as ckpt:
@@ -118,7 +115,7 @@ def test_the_clock_is_set_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     [answer(503, "SlowDown"), answer(400, "ExpiredToken"), reset],
     ids=["503", "400", "cut"],
 )
-def test_a_bucket_is_gone_in_mid_drain(fault, server: ScriptedS3, tmp_path: Path) -> None:
+def test_a_bucket_is_gone_in_mid_drain(fault, server, tmp_path) -> None:
     """Each attempt fails for a while. The state told is true, restores go on from the local tier,
     and the copy is complete at the end."""
     writer = S3Writer(endpoint_url=server.endpoint_url, addressing_style="path", max_attempts=1)
@@ -158,9 +155,7 @@ class _SimulatedPauses(threading.Event):
         return super().wait(0.001)
 
 
-def test_a_bucket_that_is_gone_for_an_hour(
-    server: ScriptedS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bucket_that_is_gone_for_an_hour(server, tmp_path, monkeypatch) -> None:
     """It goes in the middle of a copy. Training goes on, attempts become rare, no local checkpoint
     is removed, and every one is copied when the bucket is back."""
     writer = S3Writer(endpoint_url=server.endpoint_url, addressing_style="path", max_attempts=1)
@@ -195,7 +190,7 @@ def test_a_bucket_that_is_gone_for_an_hour(
     writer.client.close()
 
 
-def test_new_credentials(rclone: LocalS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_new_credentials(rclone, tmp_path, monkeypatch) -> None:
     """A restart with credentials that the server refuses: the copy is made as soon as there are new
     ones, without another restart."""
     file, local = tmp_path / "credentials", tmp_path / "local"
@@ -224,9 +219,7 @@ def test_new_credentials(rclone: LocalS3, tmp_path: Path, monkeypatch: pytest.Mo
     assert load_checkpoint(target, writer="s3")["step"] == 2
 
 
-def test_a_server_that_hangs(
-    server: ScriptedS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_that_hangs(server, tmp_path, monkeypatch) -> None:
     """It takes requests and answers none: neither the start nor a restore waits for it."""
     writer = S3Writer(endpoint_url=server.endpoint_url, addressing_style="path", max_attempts=1)
     local, tiers = tmp_path / "local", [Remote("s3://bucket/run", writer=writer)]
@@ -240,7 +233,6 @@ def test_a_server_that_hangs(
     monkeypatch.setattr(tiered_store, "_ANSWER_S", 0.0)
     with pytest.warns(RuntimeWarning, match="cannot be asked"):
         assert ckpt.load()["step"] == 1
-    assert ckpt.loaded is not None
     assert ckpt.loaded.sources == {str(local): "read"}
     ckpt.save(state(2, 1000), 2)
     assert not server.released.is_set()

@@ -1,18 +1,23 @@
-"""kill -9 in each phase of a drain: it goes on where it was and sends nothing twice."""
-
-from __future__ import annotations
+"""kill -9 in each phase of a drain: it goes on where it was and sends nothing twice. Of two
+processes that drain one directory one works, the other gets one clear error or waits."""
 
 import secrets
+import signal
+import subprocess
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from support.preloaded import run_killed
-from support.tiers import events, settled, until
+from support.preloaded import Preloaded, run_killed
+from support.tiers import events, settled, state, until
 
 from iobench import Checkpointer, Remote, load_checkpoint
+from iobench.errors import TargetError
 from iobench.remote.journal import JOURNAL
 from iobench.remote.source_file import BLOCK_BYTES
-from iobench.testing import Bucket, LocalS3
+from iobench.testing import Bucket
 from iobench.units import MIB
 from iobench.writers.s3 import S3Writer
 from iobench.writers.s3_store.objects import S3Objects
@@ -81,7 +86,7 @@ def _sent(local: Path) -> int:
         *((point, "hybrid") for point in [*_DIRECTORY][:4]),  # with several blocks in flight
     ],
 )
-def test_a_directory(point: str, writer: str, tmp_path: Path) -> None:
+def test_a_directory(point: str, writer, tmp_path) -> None:
     """The next start finishes it, with what is missing alone, and tidies up."""
     local, remote = tmp_path / "local", tmp_path / "remote"
     run_killed(_TRAINER, local, remote, point, writer)
@@ -102,7 +107,7 @@ def test_a_directory(point: str, writer: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("point", [*_BUCKET, *_BOTH[5:7]])
-def test_a_bucket(point: str, moto: LocalS3, tmp_path: Path) -> None:
+def test_a_bucket(point: str, moto, tmp_path) -> None:
     """The same; no part that the server has is sent again, and no upload is left."""
     local = tmp_path / "local"
     bucket = Bucket(f"{moto.target}/run-{secrets.token_hex(4)}")
@@ -117,3 +122,78 @@ def test_a_bucket(point: str, moto: LocalS3, tmp_path: Path) -> None:
     again = _sent(local) - before
     assert again <= _SIZE + 10_000 - _BUCKET.get(point, 0)
     writer.client.close()
+
+
+_FIRST = """
+import sys
+from support import kill_points, tiers
+from iobench import Checkpointer, Remote, load_writer
+
+local, remote = sys.argv[1:]
+writer = load_writer("buffered", block_size="8MiB")
+ckpt = Checkpointer(local, tiers=[Remote(remote, writer=writer)])
+kill_points.arm("iobench.remote.source_file.SourceFile.fill:before:3:hang")
+kill_points.arm("iobench.remote.source_file.SourceFile.fill:before:3:note")
+ckpt.save(tiers.state(1), 1)
+tiers.until(lambda: False)
+"""
+
+
+@contextmanager
+def _first(local: Path, remote: Path) -> Iterator[Preloaded]:
+    """Run a process that has copied two blocks of its checkpoint, and hangs in the third."""
+    with Preloaded(["-c", _FIRST, local, remote], stdout=subprocess.PIPE) as first:
+        try:
+            assert first.stdout.readline().endswith(":note note\n")
+            yield first
+        finally:
+            first.kill()
+
+
+def test_the_same_local_directory(tmp_path) -> None:
+    """The second process gets an error that names the first one, at once. After a kill -9 of the
+    first one it sends only the rest."""
+    local, remote = tmp_path / "local", tmp_path / "remote"
+    with _first(local, remote) as first:
+        for _ in range(2):
+            with pytest.raises(TargetError, match=f"in use: process {first.pid} on host"):
+                Checkpointer(local, tiers=[Remote(remote)])
+        assert not list(remote.glob("step-*"))
+        assert load_checkpoint(local)["step"] == 1
+        first.send_signal(signal.SIGKILL)
+        first.wait()
+        with Checkpointer(local, tiers=[Remote(remote)]) as second:
+            until(lambda: settled(second))
+    (durable,) = events(local, "durable")
+    assert durable.sent_bytes <= durable.size_bytes - 2 * BLOCK_BYTES
+    assert load_checkpoint(remote)["w"].unique().tolist() == [1]
+    assert {path.name for path in remote.iterdir()} == {"step-1", ".iobench-lock"}
+
+
+def test_the_same_remote_directory(tmp_path) -> None:
+    """The second process saves locally and waits; after a kill -9 of the first it copies.
+
+    It removes what the first one has left unfinished, which is sent anew by its next start.
+    """
+    one, other, remote = (tmp_path / name for name in ("one", "other", "remote"))
+    with _first(one, remote) as first, warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # the drain says it in its own thread
+        with Checkpointer(other, tiers=[Remote(remote)]) as second:
+            save = second.save(state(2), 2)
+            with pytest.raises(TargetError, match=f"in use: process {first.pid} on host"):
+                second.wait(until="remote")
+            assert [copy.state for copy in save.copies] == ["durable", "waiting"]
+            assert not list(remote.glob("step-*"))
+            first.send_signal(signal.SIGKILL)
+            first.wait()
+            until(lambda: settled(second))
+            assert [copy.state for copy in save.copies] == ["durable", "verified"]
+    (durable,) = events(other, "durable")
+    assert durable.sent_bytes > _SIZE
+    with Checkpointer(one, tiers=[Remote(remote)]) as again:
+        until(lambda: settled(again))
+    (durable,) = events(one, "durable")
+    assert durable.sent_bytes > _SIZE  # the second one had tidied up
+    assert load_checkpoint(remote, 1)["w"].unique().tolist() == [1]
+    assert load_checkpoint(remote, 2)["w"].unique().tolist() == [2]
+    assert {path.name for path in remote.iterdir()} == {"step-1", "step-2", ".iobench-lock"}

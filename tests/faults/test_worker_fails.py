@@ -1,13 +1,10 @@
 """One system call of a save fails, in any thread."""
 
-from __future__ import annotations
-
 import errno
 import functools
 import itertools
 import os
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 from aiofiles.threadpool.binary import AsyncFileIO
@@ -15,7 +12,6 @@ from support.saves import save
 
 from iobench.errors import TransferError
 from iobench.testing import content
-from iobench.writers.base import Writer
 from iobench.writers.direct.in_flight import PyuringRing
 from iobench.writers.image import FileImage
 
@@ -69,9 +65,7 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 @pytest.mark.parametrize("how", ["write", "stream"])
 @pytest.mark.parametrize("nth", [0, 15, _BLOCKS - 1])
-def test_a_failing_block(
-    make: Callable[..., Writer], names, tmp_path: Path, how: str, nth: int
-) -> None:
+def test_a_failing_block(make, names, tmp_path, how, nth) -> None:
     """The caller gets a TransferError with its cause, no file is published, and the writer works
     again."""
     writer = make(tmp_path)
@@ -97,9 +91,7 @@ def test_a_failing_block(
         *(("stream", call) for call in ("fsync", "replace")),
     ],
 )
-def test_a_failing_step(
-    make: Callable[..., Writer], names, tmp_path: Path, how: str, call: str
-) -> None:
+def test_a_failing_step(make, names, tmp_path, how, call) -> None:
     """Sync, truncation and rename: each failure is raised, and no file is published."""
     writer = make(tmp_path)
     with pytest.MonkeyPatch.context() as patch:
@@ -116,14 +108,7 @@ def test_a_failing_step(
 @pytest.mark.parametrize("how", ["write", "stream"])
 @pytest.mark.parametrize("nth", [0, 15])
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, MemoryError])
-def test_other_failures_go_through(
-    make: Callable[..., Writer],
-    names,
-    tmp_path: Path,
-    how: str,
-    nth: int,
-    kind: type[BaseException],
-) -> None:
+def test_other_failures_go_through(make, names, tmp_path, how, nth, kind) -> None:
     """Exceptions other than I/O errors, Ctrl-C above all, propagate unchanged, and no file is
     left."""
     writer = make(tmp_path)
@@ -137,7 +122,7 @@ def test_other_failures_go_through(
 
 
 @pytest.mark.parametrize("nth", [0, 15, _BLOCKS - 1])
-def test_a_failing_read(make: Callable[..., Writer], names, tmp_path: Path, nth: int) -> None:
+def test_a_failing_read(make, names, tmp_path, nth: int) -> None:
     """A restore that fails raises its cause, and the file can still be read."""
     writer = make(tmp_path)
     writer.write(FileImage.of("model", [_DATA]), tmp_path)

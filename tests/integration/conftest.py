@@ -1,16 +1,14 @@
 """A tiny workload, and a real file system to run commands on."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import secrets
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from support.captured import captured
 from support.s3_servers import s3_server
 
 from iobench.testing import Bucket, LocalS3
@@ -54,12 +52,9 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not at.exists():
             made = tmp_path_factory.mktemp("corpus-made")
-            done = subprocess.run(
+            done = captured(
                 [sys.executable, "-m", "support.checkpoint_corpus", str(made)],
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-                capture_output=True,
-                text=True,
-                check=False,
             )
             assert done.returncode == 0, done.stderr
             made.rename(at)

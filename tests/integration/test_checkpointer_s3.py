@@ -1,7 +1,5 @@
 """Checkpointer on a bucket: the manifest object is the commit."""
 
-from __future__ import annotations
-
 import errno
 from collections.abc import Iterator
 from typing import Any
@@ -12,12 +10,7 @@ import torch
 from iobench import Checkpointer, KeepLast, load_checkpoint
 from iobench.checkpoint.manifest import Manifest
 from iobench.checkpoint.object_store import ObjectStore, StagedObjects
-from iobench.errors import (
-    DataMismatchError,
-    TargetError,
-    TransferError,
-    UsageError,
-)
+from iobench.errors import DataMismatchError, TargetError, TransferError, UsageError
 from iobench.testing import Bucket
 from iobench.writers.s3 import S3Writer
 from iobench.writers.s3_store.objects import S3Objects
@@ -37,7 +30,7 @@ def _state(value: float) -> dict[str, Any]:
     return {"w": torch.full((2_000_000,), value), "tied": [torch.zeros(3)] * 2, "step": value}
 
 
-def test_saved_kept_loaded(bucket: Bucket, writer: S3Writer) -> None:
+def test_saved_kept_loaded(bucket, writer) -> None:
     """Like on a directory: background saves, retention, verified restore of any step."""
     with Checkpointer(bucket.target, writer=writer, keep=KeepLast(2)) as ckpt:
         for step in (1, 2, 10):
@@ -57,7 +50,7 @@ def test_saved_kept_loaded(bucket: Bucket, writer: S3Writer) -> None:
     assert bucket.names() == names | serials | {"step-2/manifest.json", "step-10/manifest.json"}
 
 
-def test_damaged_and_unfinished(bucket: Bucket, writer: S3Writer) -> None:
+def test_damaged_and_unfinished(bucket, writer) -> None:
     """A prefix without a manifest is not a checkpoint and is removed; damage is found."""
     with Checkpointer(bucket.target, writer=writer) as ckpt:
         for step in (1, 2):
@@ -87,7 +80,7 @@ def test_damaged_and_unfinished(bucket: Bucket, writer: S3Writer) -> None:
         assert ckpt.load()["step"] == 22
 
 
-def test_replaced(bucket: Bucket, writer: S3Writer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replaced(bucket, writer, monkeypatch) -> None:
     """The checkpoint of the same step stays until the new one has its manifest."""
     with Checkpointer(bucket.target, writer=writer) as ckpt:
         for step in (1, 2):
@@ -113,9 +106,7 @@ def test_replaced(bucket: Bucket, writer: S3Writer, monkeypatch: pytest.MonkeyPa
         assert {name.partition("/")[0] for name in bucket.names()} == {"step-1"}
 
 
-def test_removals_that_fail(
-    bucket: Bucket, writer: S3Writer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_removals_that_fail(bucket, writer, monkeypatch) -> None:
     """They warn once and fail no save. Objects that others removed are not failures."""
 
     def refuse(objects: S3Objects, keys: list[str]) -> None:
@@ -162,9 +153,7 @@ def _manifests(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return read
 
 
-def test_the_latest_needs_one_manifest(
-    bucket: Bucket, writer: S3Writer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_latest_needs_one_manifest(bucket, writer, monkeypatch) -> None:
     """Its age is in the listing, also where training went back and a lower step is newer."""
     with Checkpointer(bucket.target, writer=writer) as ckpt:
         for step in (100, 200, 300):
@@ -195,7 +184,7 @@ def _refuse(*_: Any) -> None:
     raise TransferError(errno.EIO, "refused", "manifest.json")
 
 
-def test_nothing_there(bucket: Bucket, writer: S3Writer) -> None:
+def test_nothing_there(bucket, writer) -> None:
     """An empty prefix has no checkpoint."""
     with pytest.raises(TargetError, match="holds no complete checkpoint"):
         load_checkpoint(bucket.target, writer=writer)

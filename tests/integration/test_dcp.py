@@ -1,22 +1,19 @@
 """torch.distributed.checkpoint through our writers: our and the stock classes read each other's
 files."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os
 import pickle
-import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from support.captured import captured
 from support.torchrun import torchrun
 from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
 
@@ -24,7 +21,6 @@ from iobench.errors import DataMismatchError, TargetError, TransferError, UsageE
 from iobench.formats import read_ahead
 from iobench.integrations import dcp_reader
 from iobench.integrations.dcp import StorageReader, StorageWriter
-from iobench.testing import LocalS3
 from iobench.writers.blocks.pages import pages_to_read_into
 from iobench.writers.buffered import BufferedWriter
 from iobench.writers.image import Bytes
@@ -91,7 +87,7 @@ def loaded(reader: Any, state: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("single_file_per_rank", [True, False])
 @pytest.mark.parametrize("name", WRITERS)
-def test_ours_is_read_by_stock(tmp_path: Path, name: str, single_file_per_rank: bool) -> None:
+def test_ours_is_read_by_stock(tmp_path, name: str, single_file_per_rank: bool) -> None:
     """Files of any writer can be loaded by the stock FileSystemReader, and by another of our
     writers."""
     state = make_state()
@@ -110,7 +106,7 @@ def test_ours_is_read_by_stock(tmp_path: Path, name: str, single_file_per_rank: 
 
 
 @pytest.mark.parametrize("name", WRITERS)
-def test_stocks_is_read_by_us(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stocks_is_read_by_us(tmp_path, name: str, monkeypatch) -> None:
     """Files of the stock FileSystemWriter can be loaded by every writer, also in pieces."""
     state = make_state()
     dcp.save(state, storage_writer=FileSystemWriter(tmp_path, thread_count=2), no_dist=True)
@@ -122,9 +118,7 @@ def test_stocks_is_read_by_us(tmp_path: Path, name: str, monkeypatch: pytest.Mon
         assert len(reader.transfers) > 2
 
 
-def test_two_pieces_of_memory_serve_all_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_pieces_of_memory_serve_all_runs(tmp_path, monkeypatch) -> None:
     """Memory is used again, over all files; a tensor larger than a run fits too."""
     state = {f"t{number}": torch.randn(1 << 12) for number in range(40)}
     state["large"] = torch.randn(1 << 18)
@@ -144,7 +138,7 @@ def test_two_pieces_of_memory_serve_all_runs(
     assert min(made) > 1 << 20
 
 
-def test_a_part_of_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_part_of_a_checkpoint(tmp_path, monkeypatch) -> None:
     """A small part of a file is read without the rest."""
     monkeypatch.setattr(read_ahead, "GAP_BYTES", 4096)
     state = {f"t{number}": torch.randn(1 << 16) for number in range(40)}
@@ -155,7 +149,7 @@ def test_a_part_of_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert sum(transfer.bytes for transfer in reader.transfers) < 4 * (1 << 18)
 
 
-def test_the_same_writer_again(tmp_path: Path) -> None:
+def test_the_same_writer_again(tmp_path) -> None:
     """`dcp.save` with another checkpoint_id uses that directory; the first checkpoint stays."""
     writer, reader = StorageWriter(tmp_path / "a", "buffered"), StorageReader(".", "buffered")
     for name, seed in (("a", 1), ("b", 2)):
@@ -167,7 +161,7 @@ def test_the_same_writer_again(tmp_path: Path) -> None:
         assert_equal(found, make_state(seed))
 
 
-def test_ids_of_saves_and_loads(tmp_path: Path) -> None:
+def test_ids_of_saves_and_loads(tmp_path) -> None:
     """`save_id` and `load_id` are named, renewed and recorded like in torch's own classes."""
     stock, ours = tmp_path / "stock", tmp_path / "ours"
     ids = []
@@ -187,7 +181,7 @@ def test_ids_of_saves_and_loads(tmp_path: Path) -> None:
     assert len(set(ids)) == len(ids)
 
 
-def test_overwriting(tmp_path: Path) -> None:
+def test_overwriting(tmp_path) -> None:
     """A second save replaces the first, or is refused on request."""
     dcp.save(make_state(1), storage_writer=StorageWriter(tmp_path, "buffered"), no_dist=True)
     with pytest.raises(dcp.api.CheckpointException, match="a checkpoint already"):
@@ -213,7 +207,7 @@ class Failing(BufferedWriter):
         return super().open(target, size)
 
 
-def test_a_file_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_fails(tmp_path, monkeypatch) -> None:
     """The failure of one thread fails the save: no metadata, the old checkpoint removed, never a
     mixture."""
     dcp.save(make_state(1), storage_writer=StorageWriter(tmp_path, "buffered"), no_dist=True)
@@ -228,7 +222,7 @@ def test_a_file_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize("damage", ["short", "flipped", "no metadata", "other object"])
-def test_damage(tmp_path: Path, damage: str) -> None:
+def test_damage(tmp_path, damage: str) -> None:
     """A file that does not match the metadata is refused."""
     state = {"weight": torch.randn(100_000)}
     dcp.save(state, storage_writer=StorageWriter(tmp_path, "buffered"), no_dist=True)
@@ -247,7 +241,7 @@ def test_damage(tmp_path: Path, damage: str) -> None:
         loaded(StorageReader(tmp_path, "buffered"), state)
 
 
-def test_bad_arguments(tmp_path: Path) -> None:
+def test_bad_arguments(tmp_path) -> None:
     """A path that is not the writer's, and zero threads, are refused at once."""
     with pytest.raises(UsageError, match="s3"):
         StorageWriter("s3://bucket/step", "odirect")
@@ -261,7 +255,7 @@ def test_bad_arguments(tmp_path: Path) -> None:
         StorageReader(tmp_path, "buffered").read_metadata()
 
 
-def test_a_bucket(server: LocalS3) -> None:
+def test_a_bucket(server) -> None:
     """A checkpoint is saved to, loaded from and replaced in an object store."""
     with server.active():
         place = f"s3://{server.bucket}/step-1"
@@ -330,7 +324,7 @@ if __name__ == "__main__":
 """
 
 
-def test_two_ranks(tmp_path: Path) -> None:
+def test_two_ranks(tmp_path) -> None:
     """Sharded tensors of two ranks are saved, also asynchronously, and loaded with other shards."""
     script = tmp_path / "job.py"
     script.write_text(JOB)
@@ -376,18 +370,15 @@ if __name__ == "__main__":
 """
 
 
-def test_failures_of_a_child_process(tmp_path: Path) -> None:
+def test_failures_of_a_child_process(tmp_path) -> None:
     """The future raises our error with its errno; also if the child itself ends."""
     (tmp_path / "a-file").write_bytes(b"")
     script = tmp_path / "job.py"
     script.write_text(IN_CHILD)
-    ended = subprocess.run(
+    ended = captured(
         [sys.executable, str(script), str(tmp_path)],
         env=os.environ | {"OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1"},
-        capture_output=True,
-        text=True,
         timeout=240,
-        check=False,
     )
     assert ended.returncode == 0, ended.stderr[-5000:]
     name, number, dead = json.loads(ended.stdout)

@@ -1,7 +1,5 @@
 """DeepSpeed's checkpoints through our writers: its interface, and a real engine on the CPU."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import subprocess
@@ -33,11 +31,7 @@ with warnings.catch_warnings():
     )
 
     from iobench.integrations import accelerate
-    from iobench.integrations.deepspeed import (
-        CheckpointEngine,
-        DecoupledCheckpointEngine,
-        attach,
-    )
+    from iobench.integrations.deepspeed import CheckpointEngine, DecoupledCheckpointEngine, attach
 
 
 class Held(BufferedWriter):
@@ -67,7 +61,7 @@ STATE = {"module": {"w": torch.arange(1000.0), "b": torch.ones(3)}, "step": 7, "
 
 
 @pytest.mark.parametrize("made", [CheckpointEngine, DecoupledCheckpointEngine])
-def test_the_interface(made: Any, tmp_path: Path) -> None:
+def test_the_interface(made: Any, tmp_path) -> None:
     """Every method of DeepSpeed's base class. Files are those of torch.save, and files of torch can
     be loaded."""
     engine = made("odirect")
@@ -92,7 +86,7 @@ def test_the_interface(made: Any, tmp_path: Path) -> None:
     engine.cleanup()
 
 
-def test_decoupled_saves_wait_for_the_commit(tmp_path: Path) -> None:
+def test_decoupled_saves_wait_for_the_commit(tmp_path) -> None:
     """The state may change at once; the commit comes after all files are durable."""
     writer = Held()
     engine = DecoupledCheckpointEngine(writer)
@@ -119,7 +113,7 @@ def test_decoupled_saves_wait_for_the_commit(tmp_path: Path) -> None:
     assert names(tmp_path) == ["a.pt", "c.pt", "latest"]
 
 
-def test_each_checkpoint_has_its_latest(tmp_path: Path) -> None:
+def test_each_checkpoint_has_its_latest(tmp_path) -> None:
     """Also without a step between two saves, when DeepSpeed does not ask for the commit."""
     engine = DecoupledCheckpointEngine("buffered")
     for name, latest in (("last", True), ("unnamed", False), ("best", True)):
@@ -133,7 +127,7 @@ def test_each_checkpoint_has_its_latest(tmp_path: Path) -> None:
     assert names(tmp_path / "last") == names(tmp_path / "best") == ["a.pt", "latest"]
 
 
-def test_a_reported_failure_stays_a_failure(tmp_path: Path) -> None:
+def test_a_reported_failure_stays_a_failure(tmp_path) -> None:
     """A save or load raises it, and then the commit: `latest` must not name an incomplete
     checkpoint."""
     writer = Held()
@@ -153,7 +147,7 @@ def test_a_reported_failure_stays_a_failure(tmp_path: Path) -> None:
     assert (tmp_path / "latest").read_text() == "two"
 
 
-def test_only_engines(tmp_path: Path) -> None:
+def test_only_engines(tmp_path) -> None:
     with pytest.raises(UsageError, match="no checkpoint_engine"):
         attach(object(), "buffered")
 
@@ -175,9 +169,7 @@ def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         del os.environ["LOCAL_RANK"]
 
 
-def test_a_checkpoint_is_that_of_all_ranks(
-    group: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_checkpoint_is_that_of_all_ranks(group, tmp_path, monkeypatch) -> None:
     """`latest` names it only after the files of every rank are durable. The failure of one rank is
     that of all."""
     asked: list[int] = []
@@ -234,7 +226,7 @@ torch.distributed.destroy_process_group()
 """
 
 
-def test_two_ranks_of_which_one_fails(tmp_path: Path) -> None:
+def test_two_ranks_of_which_one_fails(tmp_path) -> None:
     """Both get the error, and `latest` names the checkpoint before."""
     script, place = tmp_path / "script.py", tmp_path / "place"
     place.mkdir()
@@ -253,9 +245,7 @@ def test_two_ranks_of_which_one_fails(tmp_path: Path) -> None:
     assert (place / "latest").read_text() == "whole"
 
 
-def test_a_rank_that_ends_by_an_error_waits_for_no_other(
-    group: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_rank_that_ends_by_an_error_waits_for_no_other(group, tmp_path, monkeypatch) -> None:
     """The others are in a step: they do not answer, and must not be disturbed."""
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
     monkeypatch.setattr(torch.distributed, "all_reduce", lambda *_, **__: pytest.fail("asked"))
@@ -297,7 +287,7 @@ def train(engine: Any, steps: range) -> list[float]:
 
 
 @pytest.mark.parametrize(("stage", "decoupled"), [(0, False), (1, False), (1, True)])
-def test_a_real_engine(group: None, stage: int, decoupled: bool, tmp_path: Path) -> None:
+def test_a_real_engine(group, stage: int, decoupled: bool, tmp_path) -> None:
     """The stock engine resumes from our checkpoint and ours from a stock one, with the losses of an
     uninterrupted run."""
     engine = made_engine(stage)
@@ -341,7 +331,7 @@ class Accelerated:
         pass
 
 
-def test_decoupled_below_accelerate(group: None, tmp_path: Path) -> None:
+def test_decoupled_below_accelerate(group, tmp_path) -> None:
     """All files are in the directory before it gets its name, also `latest`."""
     engine = made_engine(1)
     train(engine, range(1))
@@ -356,7 +346,7 @@ def test_decoupled_below_accelerate(group: None, tmp_path: Path) -> None:
     train(engine, range(1, 2))
 
 
-def test_a_16bit_model_after_a_checkpoint(group: None, tmp_path: Path) -> None:
+def test_a_16bit_model_after_a_checkpoint(group, tmp_path) -> None:
     """Its commit is not that of the checkpoint before, which then has its `latest`."""
     engine = made_engine(1)
     train(engine, range(1))

@@ -1,7 +1,5 @@
 """DLIO's checkpoint class over our writers: its interface, and the real DLIO where installed."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import inspect
@@ -119,12 +117,7 @@ def dlio(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[ModuleType
     sys.modules.pop("iobench.integrations.dlio", None)
 
 
-def test_the_interface(
-    dlio: ModuleType,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_the_interface(dlio, tmp_path, monkeypatch, caplog) -> None:
     """DLIO finds one object by the name in docs/integrations.md. The stock class loads our files,
     and ours loads stock files."""
     (block,) = re.findall(r"^```yaml\n(.*?)^```$", _PAGE.read_text(), re.DOTALL | re.MULTILINE)
@@ -156,7 +149,7 @@ def test_the_interface(
         made.load_checkpoint(1, 20)
 
 
-def test_a_class_of_ones_own(dlio: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_class_of_ones_own(dlio, monkeypatch) -> None:
     """It selects its own writer, and is another object."""
     mine = type("Mine", (dlio.Checkpointing,), {"writer": "buffered"})
     made = mine.get_instance()
@@ -185,7 +178,7 @@ class TestReal:
             assert list(mine)[: len(theirs)] == [*theirs]
         assert not ours.__abstractmethods__
 
-    def test_checkpointing_workload(self, tmp_path: Path) -> None:
+    def test_checkpointing_workload(self, tmp_path) -> None:
         """`dlio_benchmark.main` saves and loads a small model; every file goes through odirect."""
         overrides = {
             "++workload.model": {

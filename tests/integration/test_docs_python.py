@@ -7,8 +7,6 @@ test_safe_open.py, export.md in test_export.py, tutorials/ in test_tutorials.py.
 tests/unit/test_docs_commands.py checks that no block is left out.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess
@@ -259,7 +257,7 @@ _STAND_INS: dict[str, Callable[[], Iterator[Names]]] = {
 
 
 @pytest.mark.parametrize("page", _PAGES, ids=lambda page: page.name)
-def test_every_block_runs(page: Path, bucket: None) -> None:
+def test_every_block_runs(page, bucket) -> None:
     """One block after the other, in the order of the page."""
     made = _STAND_INS.get(page.name, _plain)()
     names = next(made)

@@ -1,7 +1,5 @@
 """`make docs`: the site has every page and name, and asks no other host; mistakes fail."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess
@@ -10,6 +8,8 @@ from html.parser import HTMLParser
 from importlib import import_module
 from pathlib import Path
 from urllib.parse import urlsplit
+
+from support.captured import captured
 
 _ROOT = Path(__file__).parents[2]
 _PAGES = [_ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")]
@@ -20,14 +20,7 @@ def build(source: Path, output: Path) -> subprocess.CompletedProcess[str]:
     """Build the site as the Makefile does."""
     (target,) = re.findall(r"^docs:.*\n\t\$\(bin\)/python (.*)$", _makefile(), re.MULTILINE)
     words = target.removesuffix(" . site $(ARGS)").replace("docs", str(_ROOT / "docs")).split()
-    return subprocess.run(
-        [sys.executable, *words, source, output],
-        capture_output=True,
-        cwd=source,
-        text=True,
-        timeout=280,
-        check=False,
-    )
+    return captured([sys.executable, *words, source, output], cwd=source, timeout=280)
 
 
 def _makefile() -> str:
@@ -50,7 +43,7 @@ class _Urls(HTMLParser):
         self.links += [value for name, value in attrs if tag == "a" and name == "href" and value]
 
 
-def test_the_site(tmp_path: Path) -> None:
+def test_the_site(tmp_path) -> None:
     """Pages, reports and public names are there and linked; nothing is loaded from elsewhere.
 
     One test, because a build takes 18 s of CPU.
@@ -91,7 +84,7 @@ def _check_urls(site: Path) -> set[Path]:
     return linked
 
 
-def test_mistakes_fail(tmp_path: Path) -> None:
+def test_mistakes_fail(tmp_path) -> None:
     """A link to no page, an anchor to no heading and a record that cannot be read: all are named.
     A record of the user's own is not read."""
     (tmp_path / "docs").mkdir()

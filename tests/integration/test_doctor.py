@@ -1,14 +1,10 @@
 """`iobench doctor` on real directories: the one tests run in, and file systems made for it."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os
 import re
-import shutil
 import subprocess
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +18,6 @@ from iobench.units import MIB
 
 _PAGE = Path(__file__).parents[2] / "docs" / "doctor.md"
 
-Mounter = Callable[..., Path]
-
 
 def run_doctor(*arguments: str) -> Result:
     return CliRunner().invoke(app, ["doctor", *arguments])
@@ -36,7 +30,7 @@ def as_json(directory: Path) -> dict[str, Any]:
     return document
 
 
-def test_table_of_this_directory(tmp_path: Path) -> None:
+def test_table_of_this_directory(tmp_path) -> None:
     """Every section and every probe is printed, plain where stdout is no terminal."""
     result = run_doctor("--target", str(tmp_path))
     assert result.exit_code == 0, result.output
@@ -49,12 +43,11 @@ def test_table_of_this_directory(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_document_of_this_directory(tmp_path: Path) -> None:
+def test_document_of_this_directory(tmp_path) -> None:
     """The JSON is one document with the fields that docs/doctor.md shows, and nothing else."""
     document = as_json(tmp_path)
     assert document["schema"] == "iobench.doctor/1"
     shown = re.search(r"^    (\{.*\n(?:    .*\n)*)", _PAGE.read_text(), re.MULTILINE)
-    assert shown is not None
     named = set(re.findall(r'"(\w+)"', re.sub(r'"note"\|"warn"\|"fail"', "", shown[1])))
     fields = {field.name for field in dataclasses.fields(Advice)}
     assert named == {*document, *document["probes"][0], *fields}
@@ -64,7 +57,7 @@ def test_document_of_this_directory(tmp_path: Path) -> None:
     assert failed <= {item["subject"] for item in document["advice"]}
 
 
-def test_names_that_are_not_text(tmp_path: Path) -> None:
+def test_names_that_are_not_text(tmp_path) -> None:
     """A directory whose name is not UTF-8 is looked at and printed all the same."""
     odd = os.fsencode(tmp_path) + b"/\xff\xfe"
     os.mkdir(odd)
@@ -74,31 +67,10 @@ def test_names_that_are_not_text(tmp_path: Path) -> None:
     assert as_json(Path(os.fsdecode(odd)))["storage"]["path"].endswith("\udcff\udcfe")
 
 
-@pytest.fixture
-def mounted(tmp_path: Path) -> Iterator[Mounter]:
-    """Mounts with the given words of mount(8), skips where that is not allowed, unmounts after."""
-    if os.geteuid() != 0:
-        pytest.skip("mounting needs root")
-    places: list[Path] = []
-
-    def mount(name: str, *words: str) -> Path:
-        place = tmp_path / name
-        place.mkdir()
-        answer = subprocess.run(["mount", *words, place], capture_output=True, text=True)
-        if answer.returncode:
-            pytest.skip(f"mount is not allowed here: {answer.stderr.strip()}")
-        places.append(place)
-        return place
-
-    yield mount
-    for place in reversed(places):
-        subprocess.run(["umount", place], check=True)
-
-
 @pytest.mark.root
-def test_tmpfs_is_no_storage(mounted: Mounter) -> None:
+def test_tmpfs_is_no_storage(new_filesystem) -> None:
     """On tmpfs the kind, the lack of a device, durability and eviction are all reported."""
-    place = mounted("a place", "-t", "tmpfs", "-o", "size=16m", "tmpfs")
+    place = new_filesystem("tmpfs", 16 * MIB)
     document = as_json(place)
     storage = document["storage"]
     assert (storage["kind"], storage["fs_type"], storage["device"]) == ("tmpfs", "tmpfs", None)
@@ -109,49 +81,36 @@ def test_tmpfs_is_no_storage(mounted: Mounter) -> None:
 
 
 @pytest.mark.root
-def test_overlay_names_its_upper_file_system(mounted: Mounter) -> None:
+def test_overlay_names_its_upper_file_system(new_filesystem) -> None:
     """An overlay is reported as one, with the file system that receives the writes."""
-    base = mounted("base", "-t", "tmpfs", "-o", "size=16m", "tmpfs")
-    for name in ("lower", "upper", "work"):
-        (base / name).mkdir()
-    layers = f"lowerdir={base}/lower,upperdir={base}/upper,workdir={base}/work"
-    storage = describe_storage(mounted("over", "-t", "overlay", "-o", layers, "overlay"))
+    storage = describe_storage(new_filesystem("overlay"))
     assert (storage.kind, storage.device) == ("overlay", None)
     assert storage.upper is not None
-    assert storage.upper.mount_point == str(base)
+    assert storage.upper.fs_type == "ext4"
 
 
 @pytest.mark.root
 @pytest.mark.parametrize("fs_type", ["ext4", "xfs"])
-def test_loop_device_counts_the_bytes(tmp_path: Path, mounted: Mounter, fs_type: str) -> None:
+def test_loop_device_counts_the_bytes(new_filesystem, fs_type: str) -> None:
     """On a real file system the device is found and its counters see what fsync sent there."""
-    maker = shutil.which(f"mkfs.{fs_type}")
-    if maker is None:
-        pytest.skip(f"mkfs.{fs_type} is not installed")
-    image = tmp_path / "image"
-    with image.open("wb") as file:
-        file.truncate(320 * MIB)  # xfs makes none below 300 MiB
-    subprocess.run([maker, "-q", image], check=True, capture_output=True)
-    place = mounted("disk", "-o", "loop", str(image))
+    place = new_filesystem(fs_type)
     device = describe_storage(place).device
     assert device is not None
-    assert (device.type, device.backing_file) == ("loop", str(image))
+    assert (device.type, Path(str(device.backing_file)).stem) == ("loop", place.name)
     monitor = DeviceMonitor(place)
     before = monitor.read()
     with (place / "file").open("wb") as file:
         file.write(os.urandom(2 * MIB))
         file.flush()
         os.fsync(file.fileno())
-    after = monitor.read()
-    assert before is not None
-    assert after is not None
-    assert (after - before).write_bytes >= 2 * MIB
+    assert (monitor.read() - before).write_bytes >= 2 * MIB
 
 
 @pytest.mark.root
-def test_a_read_only_mount_is_reported(mounted: Mounter) -> None:
+def test_a_read_only_mount_is_reported(new_filesystem) -> None:
     """Where nothing can be written doctor still answers, and says why."""
-    place = mounted("readonly", "-t", "tmpfs", "-o", "ro,size=1m", "tmpfs")
+    place = new_filesystem("tmpfs", MIB)
+    subprocess.run(["mount", "-o", "remount,ro", place], check=True)
     document = as_json(place)
     assert document["probes"][0]["name"] == "write"
     assert "EROFS" in document["probes"][0]["detail"]

@@ -1,8 +1,7 @@
 """`iobench exec`: unmodified scripts, compared with the same scripts without it."""
 
-from __future__ import annotations
-
 import errno
+import fcntl
 import filecmp
 import json
 import os
@@ -10,12 +9,14 @@ import re
 import signal
 import subprocess
 import sys
+import termios
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from support.captured import captured
 from support.torchrun import require_own_name
 
 from iobench.integrations.redirect import launch
@@ -42,14 +43,11 @@ def run(tmp_path: Path) -> Run:
             for number in ignored:
                 signal.signal(number, signal.SIG_IGN)
 
-        return subprocess.run(
+        return captured(
             [*EXEC, writer, "--report", tmp_path / "report.json", "--", *command],
             cwd=tmp_path / "here",
             env=os.environ | environment,
-            capture_output=True,
-            text=True,
             timeout=200,
-            check=False,
             preexec_fn=ignore,
         )
 
@@ -80,9 +78,7 @@ def files(directory: Path) -> list[Path]:
     return sorted(path.relative_to(directory) for path in found)
 
 
-def test_a_training_script_leaves_the_same_files(
-    run: Run, reported: Callable[[], dict[str, Any]], tmp_path: Path
-) -> None:
+def test_a_training_script_leaves_the_same_files(run, reported, tmp_path) -> None:
     """A stock Trainer that resumes, and a plain loop: equal files, permissions and losses."""
     plain = tmp_path / "plain"
     plain.mkdir()
@@ -126,9 +122,7 @@ def _losses(text: str) -> list[str]:
     return [line for line in lines if re.match(r"[\[{\d-]", line) and "WARNING" not in line]
 
 
-def test_children_are_redirected_too(
-    run: Run, reported: Callable[[], dict[str, Any]], tmp_path: Path
-) -> None:
+def test_children_are_redirected_too(run, reported, tmp_path) -> None:
     """Forked, spawned and started ones, and one that is killed; each leaves stock torch's file."""
     done = run(sys.executable, SCRIPTS / "children.py", writer="odirect", PYTHONPATH=str(SCRIPTS))
     assert done.returncode == 0, done.stderr
@@ -143,9 +137,7 @@ def test_children_are_redirected_too(
         assert path.read_bytes() == (tmp_path / "stock" / path.name).read_bytes()
 
 
-def test_ranks_that_save_with_dcp(
-    run: Run, reported: Callable[[], dict[str, Any]], tmp_path: Path
-) -> None:
+def test_ranks_that_save_with_dcp(run, reported, tmp_path) -> None:
     """Under torchrun: both ranks' files go over the writer, and stock DCP reads them."""
     import torch.distributed.checkpoint as dcp
 
@@ -165,12 +157,7 @@ def test_ranks_that_save_with_dcp(
         assert listed == {".metadata", "__0_0.distcp", "__1_0.distcp"}
 
 
-def test_what_fails(
-    run: Run,
-    reported: Callable[[], dict[str, Any]],
-    new_filesystem: Callable[..., Path],
-    tmp_path: Path,
-) -> None:
+def test_what_fails(run, reported, new_filesystem, tmp_path) -> None:
     """Before a byte is written stock torch takes over, and a line says so; later it raises.
 
     So does an object that cannot be pickled, whatever the mode and the links of the old file are:
@@ -237,9 +224,7 @@ ORDERS = {
 """Programs that leave functions in `found`; each is the replacement, which has the stock one."""
 
 
-def test_every_order_of_imports(
-    run: Run, reported: Callable[[], dict[str, Any]], tmp_path: Path
-) -> None:
+def test_every_order_of_imports(run, reported, tmp_path) -> None:
     """No name is bound to a stock function, whenever and however its module is imported.
 
     The packages are small ones with the structure of the real ones, which take seconds to import.
@@ -286,7 +271,7 @@ def test_every_order_of_imports(
     assert (report["processes"], report["problems"]) == (len(ORDERS), [])
 
 
-def test_a_process_that_outlives_it(run: Run, tmp_path: Path) -> None:
+def test_a_process_that_outlives_it(run, tmp_path) -> None:
     """The file of its writer is gone by the first save: stock torch saves, and a line says so."""
     program = (
         "import os, sys, time, torch\n"
@@ -307,36 +292,43 @@ def test_a_process_that_outlives_it(run: Run, tmp_path: Path) -> None:
 # The script's own affairs.
 
 
-@pytest.mark.parametrize("code", [0, 7])
-def test_the_exit_code_and_output_are_the_scripts(run: Run, code: int) -> None:
-    """stdout holds nothing but what the script printed; a script without torch loads none.
+def test_what_is_the_scripts_own(run, tmp_path) -> None:
+    """Its output, exit code, arguments (also those that iobench has), path and sitecustomize; a
+    script that needs none gets no torch, and nothing that takes longer to load than Python to
+    start. A drop-in that it calls has exec's writer.
 
     Also where SIGCHLD was ignored by who started it: the kernel keeps no exit codes then.
     """
-    program = f"import sys; print('torch' in sys.modules, 'numpy' in sys.modules); sys.exit({code})"
-    done = run(sys.executable, "-c", program, ignored=[signal.SIGCHLD] if code else [])
-    assert (done.returncode, done.stdout) == (code, "False False\n")
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site/sitecustomize.py").write_text("import builtins; builtins.mark = __file__")
+    program = (
+        "import sys, builtins, sitecustomize; loaded = [*sys.modules]\n"
+        "import json\n"
+        "from iobench.integrations.default_writer import chosen_writer\n"
+        "hooks = [p for p in sys.path if 'hook' in p]\n"
+        "once = sitecustomize.__file__ == builtins.mark\n"
+        "print(json.dumps([loaded, sys.argv[1:], hooks, once, repr(chosen_writer())]))\n"
+        "sys.exit(7)"
+    )
+    own = ["--config", "x", "--help", "--", "-o"]
+    done = run(
+        *(sys.executable, "-c", program, *own),
+        writer="odirect,threads=3",
+        ignored=[signal.SIGCHLD],
+        PYTHONPATH=str(tmp_path / "site"),
+    )
+    assert done.returncode == 7, done.stderr
     assert done.stderr.startswith("iobench exec: nothing was redirected")
+    loaded, *found, writer = json.loads(done.stdout)
+    assert found == [own, [], True]
+    assert writer.startswith("ODirectWriter(")
+    assert "threads=3" in writer
+    assert "iobench.integrations.redirect.process" in loaded
+    heavy = {"iobench.integrations.redirect.call_counts", "torch", "numpy", "dataclasses", "json"}
+    assert not heavy & {*loaded}
 
 
-def test_the_default_writer_is_the_one_of_exec(run: Run) -> None:
-    """A script that calls the drop-ins uses it too."""
-    program = "from iobench.integrations.default_writer import chosen_writer as c; print(c())"
-    done = run(sys.executable, "-c", program, writer="odirect,threads=3")
-    assert done.stdout.startswith("ODirectWriter(")
-    assert "threads=3" in done.stdout
-
-
-def test_arguments_of_the_script_are_its_own(run: Run) -> None:
-    """Also those that iobench has, and its environment but for the hook."""
-    program = "import sys; print(sys.argv[1:], [p for p in sys.path if 'hook' in p])"
-    done = run(sys.executable, "-c", program, "--config", "x", "--help", "--", "-o")
-    assert done.stdout == "['--config', 'x', '--help', '--', '-o'] []\n"
-
-
-def test_saves_inside_a_save(
-    run: Run, reported: Callable[[], dict[str, Any]], tmp_path: Path
-) -> None:
+def test_saves_inside_a_save(run, reported, tmp_path) -> None:
     """Of an object that is pickled, and of a signal handler: complete, by stock, and counted."""
     program = (
         "import io, os, signal, torch\n"
@@ -360,102 +352,74 @@ def test_saves_inside_a_save(
     assert stock(reported(), "torch.save")[reason] == 2
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
-def test_signals_reach_the_script(number: signal.Signals, tmp_path: Path) -> None:
-    """It handles them, and its exit code is passed on."""
-    program = (
-        "import signal, sys, time\n"
-        f"signal.signal({number.value}, lambda *_: sys.exit(5))\n"
-        "print('ready', flush=True)\n"
-        "time.sleep(60)"
-    )
-    code, stderr = _signalled(program, number, tmp_path)
-    assert code == 5, stderr
+_WAITING = """
+import signal
+known = {signal.SIGINT, signal.SIGUSR1, signal.SIGTERM}
+signal.pthread_sigmask(signal.SIG_BLOCK, known)
+print("ready", flush=True)
+got = 0
+while got != signal.SIGUSR1:
+    got = signal.sigwait(known)
+    print(int(got), flush=True)
+signal.pthread_sigmask(signal.SIG_UNBLOCK, known)
+signal.pause()
+"""
+"""Prints each signal up to a SIGUSR1; the next one ends it."""
 
 
-def test_a_script_that_dies_of_a_signal(tmp_path: Path) -> None:
-    """So does iobench, after its summary: whoever waits sees the same."""
-    program = "import time; print('ready', flush=True); time.sleep(60)"
-    code, stderr = _signalled(program, signal.SIGTERM, tmp_path)
-    assert code == -signal.SIGTERM
-    assert "nothing was redirected" in stderr
-
-
-def _signalled(program: str, number: signal.Signals, cwd: Path) -> tuple[int, str]:
+def test_signals_reach_the_script(tmp_path) -> None:
+    """It handles them. If it dies of one so does iobench, after its summary: whoever waits sees
+    the same."""
     with subprocess.Popen(
-        [*EXEC, "hybrid", "--", sys.executable, "-c", program],
-        cwd=cwd,
+        [*EXEC, "hybrid", "--", sys.executable, "-c", _WAITING],
+        cwd=tmp_path,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     ) as process:
-        assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
-        process.send_signal(number)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+            process.send_signal(number)
+            assert process.stdout.readline() == f"{number}\n"
+        process.send_signal(signal.SIGTERM)
         _, stderr = process.communicate(timeout=60)
-    return process.returncode, stderr
+    assert process.returncode == -signal.SIGTERM
+    assert "nothing was redirected" in stderr
 
 
-def test_ctrl_c_is_not_given_twice(tmp_path: Path) -> None:
+def test_ctrl_c_is_not_given_twice(tmp_path) -> None:
     """A terminal interrupts all of its processes: iobench adds no second interrupt."""
-    program = (
-        "import signal, time\n"
-        "got = []\n"
-        "signal.signal(signal.SIGINT, lambda *_: got.append(1))\n"
-        "print('ready', flush=True)\n"
-        "end = time.monotonic() + 1.5\n"
-        "while time.monotonic() < end: time.sleep(0.1)\n"
-        "print('got', len(got), flush=True)"
-    )
     master, slave = os.openpty()
     with subprocess.Popen(
-        ["setsid", "--ctty", "--wait", *EXEC, "hybrid", "--", sys.executable, "-c", program],
+        [*EXEC, "hybrid", "--", sys.executable, "-c", _WAITING],
         cwd=tmp_path,
         stdin=slave,
         stdout=slave,
         stderr=slave,
+        start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
     ) as process:
         os.close(slave)
         seen = b""
-        while b"ready" not in seen:
-            seen += os.read(master, 4096)
+
+        def until(shown: bytes) -> None:
+            nonlocal seen
+            while shown not in seen:
+                seen += os.read(master, 4096)
+
+        until(b"ready")
         os.write(master, b"\x03")
-        while not re.search(rb"got \d", seen):
-            seen += os.read(master, 4096)
+        until(b"2\r\n")
+        # It is passed on after a second interrupt would have been.
+        process.send_signal(signal.SIGUSR1)
+        until(b"10\r\n")
+        process.send_signal(signal.SIGTERM)
         process.wait(timeout=60)
     os.close(master)
-    assert b"got 1" in seen
+    assert re.findall(rb"\d+\r\n", seen) == [b"2\r\n", b"10\r\n"]
 
 
-def test_a_sitecustomize_that_was_there(run: Run, tmp_path: Path) -> None:
-    """It is imported as it would have been, once."""
-    (tmp_path / "site").mkdir()
-    (tmp_path / "site/sitecustomize.py").write_text("import builtins; builtins.mark = __file__")
-    done = run(
-        sys.executable,
-        "-c",
-        "import sitecustomize, builtins; print(sitecustomize.__file__ == builtins.mark)",
-        PYTHONPATH=str(tmp_path / "site"),
-    )
-    assert done.stdout == "True\n"
-
-
-def test_a_process_without_torch_loads_next_to_nothing(run: Run) -> None:
-    """What redirects, counts and saves would take longer to load than Python to start."""
-    done = run(sys.executable, "-c", "import sys; print(*sys.modules)")
-    loaded = {*done.stdout.split()}
-    assert "iobench.integrations.redirect.process" in loaded
-    assert not loaded & {
-        "iobench.integrations.redirect.call_counts",
-        "numpy",
-        "dataclasses",
-        "json",
-    }
-
-
-def test_a_torch_that_cannot_be_redirected(
-    run: Run, reported: Callable[[], dict[str, Any]], tmp_path: Path
-) -> None:
+def test_a_torch_that_cannot_be_redirected(run, reported, tmp_path) -> None:
     """It is reported at once and in the report, and the script goes on."""
     package = tmp_path / "here/torch"
     package.mkdir()
@@ -471,7 +435,7 @@ def test_a_torch_that_cannot_be_redirected(
     assert reported()["processes"] == 1
 
 
-def test_a_python_without_iobench(run: Run, reported: Callable[[], dict[str, Any]]) -> None:
+def test_a_python_without_iobench(run, reported) -> None:
     """The script runs, and a line says that nothing is redirected in it."""
     other = Path(sys.executable).resolve()
     known = subprocess.run([other, "-c", "import iobench"], cwd="/", stderr=-1, check=False)
@@ -484,9 +448,7 @@ def test_a_python_without_iobench(run: Run, reported: Callable[[], dict[str, Any
     assert problem in done.stderr
 
 
-def test_a_report_that_cannot_be_written(
-    iobench_inside: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_report_that_cannot_be_written(iobench_inside, tmp_path, monkeypatch) -> None:
     """The disk is full once the script has ended: the error names the option and the file."""
 
     def full(*_: object) -> None:
@@ -501,7 +463,7 @@ def test_a_report_that_cannot_be_written(
     assert str(report) in last
 
 
-def test_a_script_that_is_missing(run: Run) -> None:
+def test_a_script_that_is_missing(run) -> None:
     """Python says so, and its exit code is ours."""
     done = run(sys.executable, "no-such-script.py")
     assert done.returncode == 2

@@ -1,7 +1,5 @@
 """iobench export: the same tensors, from and to any format, as stock programs read them."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import importlib.util
@@ -9,9 +7,7 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +15,7 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from support.captured import captured
 from support.s3_servers import put_tree
 from support.torchrun import torchrun
 from torch.distributed import checkpoint as dcp
@@ -27,9 +24,7 @@ import iobench
 from iobench.errors import DataMismatchError, TargetError, UsageError
 from tests.support import rank_states
 from tests.support.rank_commands import job_number
-from tests.support.rank_pool import RankPool
 
-Command = Callable[..., "subprocess.CompletedProcess[str]"]
 SCRIPTS = Path(__file__).with_name("scripts")
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of torch without a process group
@@ -73,7 +68,7 @@ def _same(found: dict[str, Any], expected: dict[str, torch.Tensor], ties: Any = 
         assert torch.equal(one, tensor), name
 
 
-def test_to_safetensors(run: Path, tmp_path: Path) -> None:
+def test_to_safetensors(run, tmp_path) -> None:
     """Of the newest step: stock safetensors reads it, tied tensors are stored once, and the source
     was compared with its checksums."""
     out = tmp_path / "out"
@@ -89,7 +84,7 @@ def test_to_safetensors(run: Path, tmp_path: Path) -> None:
     assert iobench.export(run, tmp_path / "all").left_out == ("optimizer.lr", "step")
 
 
-def test_shards(run: Path, tmp_path: Path) -> None:
+def test_shards(run, tmp_path) -> None:
     """As huggingface_hub splits them, with the index that transformers writes."""
     from huggingface_hub import split_torch_state_dict_into_shards
 
@@ -112,7 +107,7 @@ def test_shards(run: Path, tmp_path: Path) -> None:
     assert iobench.verify(out).ok
 
 
-def test_to_torch(run: Path, tmp_path: Path) -> None:
+def test_to_torch(run, tmp_path) -> None:
     """The state as the trainer has saved it, with its plain values, in a whole zip."""
     report = iobench.export(run, tmp_path / "model.pt", format="torch")
     state = torch.load(tmp_path / "model.pt", weights_only=True)
@@ -127,7 +122,7 @@ def test_to_torch(run: Path, tmp_path: Path) -> None:
     assert torch.load(tmp_path / "part.pt")["lr"] == [0.1, 0.2]
 
 
-def test_to_dcp(run: Path, tmp_path: Path) -> None:
+def test_to_dcp(run, tmp_path) -> None:
     """Stock `dcp.load` reads it, also the plain values; and it is whole."""
     out = tmp_path / "out"
     report = iobench.export(run, out, format="dcp", max_shard_size="100KB")
@@ -144,7 +139,7 @@ def test_to_dcp(run: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["dcp", "torch", "shards", "file"])
-def test_from_others(kind: str, run: Path, tmp_path: Path) -> None:
+def test_from_others(kind: str, run, tmp_path) -> None:
     """DCP and torch files that stock torch has written, a Hugging Face directory, one file."""
     source, key = tmp_path / kind, "model"
     if kind == "dcp":
@@ -167,7 +162,7 @@ def test_from_others(kind: str, run: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("layout", ["rows", "columns", "mixed"])
-def test_from_three_ranks(ranks: RankPool, tmp_path: Path, layout: str) -> None:
+def test_from_three_ranks(ranks, tmp_path, layout: str) -> None:
     """Shards of all ranks become whole tensors, in each format; so do tied ones."""
     ranks.call(rank_states.save, str(tmp_path / "run"), 1, layout, world=3)
     expected = rank_states.full()
@@ -193,7 +188,7 @@ def test_from_three_ranks(ranks: RankPool, tmp_path: Path, layout: str) -> None:
     _same(empty, expected)
 
 
-def test_dtype_and_prefix(tmp_path: Path) -> None:
+def test_dtype_and_prefix(tmp_path) -> None:
     """Floats are converted as torch does it; integers, float8 and other names stay."""
     made = torch.Generator().manual_seed(1)
     tensors = {
@@ -222,7 +217,7 @@ def test_dtype_and_prefix(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_transformers_reads_it(tmp_path: Path, tied: bool) -> None:
+def test_transformers_reads_it(tmp_path, tied: bool) -> None:
     """The model that a trainer has saved answers as before, after from_pretrained."""
     transformers = pytest.importorskip("transformers")
     config = transformers.LlamaConfig(
@@ -262,7 +257,7 @@ def _digests(tensors: dict[str, torch.Tensor]) -> dict[str, list[Any]]:
     }
 
 
-def test_vllm_reads_it(tmp_path: Path) -> None:
+def test_vllm_reads_it(tmp_path) -> None:
     """vLLM's default loader yields the tensors of all shards, bit for bit; under `iobench exec`
     by the writer."""
     if importlib.util.find_spec("vllm") is None:
@@ -282,14 +277,7 @@ def test_vllm_reads_it(tmp_path: Path) -> None:
     told = tmp_path / "told.json"
     exec_ = [*("-m", "iobench", "exec", "--config", "odirect", "--report", told, "--")]
     for command in (program, [sys.executable, *exec_, *program]):
-        done = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            timeout=200,
-            check=True,
-            env={**os.environ, "HF_HUB_OFFLINE": "1"},
-        )
+        done = captured(command, timeout=200, check=True, env={**os.environ, "HF_HUB_OFFLINE": "1"})
         (line,) = re.findall(r"^weights (.*)$", done.stdout, re.MULTILINE)
         assert json.loads(line) == _digests(model)
     counts = json.loads(told.read_text())["functions"]["safetensors.safe_open"]
@@ -301,7 +289,7 @@ def test_vllm_reads_it(tmp_path: Path) -> None:
 # What is refused, and what stays.
 
 
-def test_an_older_export_is_replaced(run: Path, tmp_path: Path) -> None:
+def test_an_older_export_is_replaced(run, tmp_path) -> None:
     """Only with `replace`; config.json stays, old shards do not. Nothing else is replaced."""
     out = tmp_path / "out"
     iobench.export(run, out, key="model", max_shard_size="100KB")
@@ -323,7 +311,7 @@ def test_an_older_export_is_replaced(run: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["torch", "dcp"])
-def test_what_appears_meanwhile_is_not_replaced(kind: Any, run: Path, tmp_path: Path) -> None:
+def test_what_appears_meanwhile_is_not_replaced(kind: Any, run, tmp_path) -> None:
     """Another program takes the name while the tensors are written: its file stays."""
     out = tmp_path / "out.pt"
 
@@ -338,7 +326,7 @@ def test_what_appears_meanwhile_is_not_replaced(kind: Any, run: Path, tmp_path: 
     assert sorted(one.name for one in tmp_path.iterdir()) == ["out.pt", "run"]
 
 
-def test_damage_is_not_exported(run: Path, tmp_path: Path) -> None:
+def test_damage_is_not_exported(run, tmp_path) -> None:
     """A flipped bit of the source is found by its checksum; what was written is removed."""
     file = run / "step-5/tensors.safetensors"
     data = bytearray(file.read_bytes())
@@ -350,9 +338,7 @@ def test_damage_is_not_exported(run: Path, tmp_path: Path) -> None:
     assert sorted(one.name for one in tmp_path.iterdir()) == ["run"]
 
 
-def test_what_is_written_is_read_again(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_written_is_read_again(run, tmp_path, monkeypatch) -> None:
     """A byte that the file system has changed."""
     from iobench.exports.export import Export
 
@@ -373,7 +359,7 @@ def test_what_is_written_is_read_again(
     iobench.export(run, tmp_path / "out", key="model", verify=False)
 
 
-def test_the_command(run: Path, tmp_path: Path, iobench_inside: Command) -> None:
+def test_the_command(run, tmp_path, iobench_inside) -> None:
     """What it prints, JSON, and one line with exit code 2 or 4 for each error."""
     done = iobench_inside("export", run, "-o", tmp_path / "out", "--key", "model")
     assert (done.returncode, done.stderr) == (0, "")
@@ -405,7 +391,7 @@ def test_the_command(run: Path, tmp_path: Path, iobench_inside: Command) -> None
     assert (done.returncode, "is missing" in done.stderr) == (4, True)
 
 
-def test_two_ranks(run: Path, tmp_path: Path, iobench_inside: Command) -> None:
+def test_two_ranks(run, tmp_path, iobench_inside) -> None:
     """Under torchrun each writes some files; the result is that of one process, byte by byte."""
     options = ["--key", "model", "--max-shard-size", "100KB"]
     alone = iobench_inside("export", run, "-o", tmp_path / "alone", *options)
@@ -429,7 +415,7 @@ def test_two_ranks(run: Path, tmp_path: Path, iobench_inside: Command) -> None:
     assert "exists" in done.stderr
 
 
-def test_from_a_bucket(server: Any, run: Path, tmp_path: Path) -> None:
+def test_from_a_bucket(server, run, tmp_path) -> None:
     """The newest step of a run in a bucket."""
     with server.active():
         put_tree(run, f"{server.target}/run")
@@ -441,7 +427,7 @@ def test_from_a_bucket(server: Any, run: Path, tmp_path: Path) -> None:
 # In the background of a trainer.
 
 
-def test_a_checkpointer_exports(tmp_path: Path) -> None:
+def test_a_checkpointer_exports(tmp_path) -> None:
     """After the save is committed; retention keeps the step until it is exported."""
     out = tmp_path / "out"
     with iobench.Checkpointer(tmp_path / "run", keep=iobench.KeepLast(1)) as checkpointer:
@@ -453,12 +439,11 @@ def test_a_checkpointer_exports(tmp_path: Path) -> None:
     _same(torch.load(out / "2.pt")["model"], _model())
 
 
-def test_retention_waits(tmp_path: Path) -> None:
+def test_retention_waits(tmp_path) -> None:
     """A step that is being exported is not removed; the save after that removes it."""
     with iobench.Checkpointer(tmp_path, keep=iobench.KeepLast(1)) as checkpointer:
         checkpointer.save({"w": torch.ones(3)}, 1)
         ledger = checkpointer._saving.ledger
-        assert ledger is not None
         ledger.hold(1)
         checkpointer.save({"w": torch.ones(3)}, 2)
         assert checkpointer.steps() == [1, 2]
@@ -467,12 +452,11 @@ def test_retention_waits(tmp_path: Path) -> None:
         assert checkpointer.steps() == [3]
 
 
-def test_an_export_that_fails(tmp_path: Path) -> None:
+def test_an_export_that_fails(tmp_path) -> None:
     """The trainer gets the error in a later call, and goes on to save."""
     checkpointer = iobench.Checkpointer(tmp_path / "run")
     checkpointer.save({"w": torch.ones(3)}, 1)
     checkpointer.export(1, tmp_path / "out", key="nope")
-    assert checkpointer._exports is not None
     checkpointer._exports.finish()
     with pytest.raises(UsageError, match="nope") as failed:
         checkpointer.save({"w": torch.ones(3)}, 2)
@@ -484,7 +468,7 @@ def test_an_export_that_fails(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_the_page(run: Path, tmp_path: Path, iobench_inside: Command, server: Any) -> None:
+def test_the_page(run, tmp_path, iobench_inside, server) -> None:
     """Every command and every block of docs/export.md works, on checkpoints of these names."""
     here = tmp_path / "here"
     shutil.copytree(run, here / "runs/a")

@@ -1,7 +1,5 @@
 """The ceiling's jobs through the real fio, on a few MiB."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -30,7 +28,7 @@ def _skip_without_direct_io(directory: Path) -> None:
 
 
 @pytest.mark.parametrize("job", JOBS, ids=lambda job: job.name)
-def test_saved_and_restored_bytes(tmp_path: Path, job: FioJob) -> None:
+def test_saved_and_restored_bytes(tmp_path, job) -> None:
     """Each job moves whole blocks both ways, in a directory whose name fio could misread."""
     _skip_without_direct_io(tmp_path)
     place = tmp_path / "with: colon, blank"
@@ -50,7 +48,7 @@ def test_saved_and_restored_bytes(tmp_path: Path, job: FioJob) -> None:
     assert list(place.iterdir()) == []
 
 
-def test_a_job_waits_before_its_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_waits_before_its_clock(tmp_path, monkeypatch) -> None:
     """fio starts and makes its file, writes when `measure` is called, and leaves no other file.
 
     Its buffers are in huge pages; tunables of the user stay.
@@ -75,7 +73,7 @@ def test_a_job_waits_before_its_clock(tmp_path: Path, monkeypatch: pytest.Monkey
     assert [path.name for path in tmp_path.iterdir()] == [FILE_NAME]
 
 
-def test_an_engine_that_fio_lacks(tmp_path: Path) -> None:
+def test_an_engine_that_fio_lacks(tmp_path) -> None:
     """The reason is fio's own, so that the other jobs can go on, and no file stays."""
     job = FioJob(ioengine="nosuch", block_size=MIB, iodepth=1)
     with pytest.raises(FioError, match="engine nosuch not loadable"):

@@ -6,17 +6,14 @@ Skipped where torch sees no CUDA device; then tests/conformance/test_device_memo
 tests/unit/writers/test_gds.py say the same of a played device.
 """
 
-from __future__ import annotations
-
 import functools
-import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from support.captured import captured
 from support.fake_device import on_device
 
 import iobench
@@ -51,7 +48,7 @@ class _Gpu:
 @pytest.mark.parametrize("mixed", [False, True], ids=["device", "mixed"])
 @pytest.mark.parametrize("name", _WRITERS)
 @pytest.mark.parametrize("item", writer_checks() if _CUDA else writer_checks()[:1], ids=str)
-def test_suite(item: Check, name: str, mixed: bool, tmp_path: Path) -> None:
+def test_suite(item: Check, name: str, mixed: bool, tmp_path) -> None:
     """Each claim of the suite holds for CUDA memory."""
     kind = on_device(registry.writer_class(name), _Gpu(), mixed=mixed)
     make = functools.partial(kind, block_size="64KiB")
@@ -61,7 +58,7 @@ def test_suite(item: Check, name: str, mixed: bool, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", _WRITERS)
-def test_state_dicts(name: str, tmp_path: Path) -> None:
+def test_state_dicts(name: str, tmp_path) -> None:
     """CUDA state dicts are saved as CPU ones are, and restored to the GPU."""
     writer = registry.make(name)
     if not (answer := writer.available(tmp_path)).ok:
@@ -82,7 +79,7 @@ def test_state_dicts(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("waits", [True, False])
-def test_prepared_checkpoints(waits: bool, tmp_path: Path) -> None:
+def test_prepared_checkpoints(waits: bool, tmp_path) -> None:
     """`prepare` pins the slots; a background save uses them, also before the thread is done."""
     state = {"w": torch.randn(9_000_001, device="cuda"), "step": 1}
     with Checkpointer(tmp_path, writer="buffered") as ckpt:
@@ -93,7 +90,7 @@ def test_prepared_checkpoints(waits: bool, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("lazy", [False, True])
 @pytest.mark.parametrize("share", [0, 1 / 8, 1 / 2])
-def test_a_budget_below_the_state(share: float, lazy: bool, tmp_path: Path) -> None:
+def test_a_budget_below_the_state(share: float, lazy: bool, tmp_path) -> None:
     """The bytes are those of the call, after what another stream than the default one computed."""
     weight, turned = (
         torch.zeros(9_000_001, device="cuda"),
@@ -125,7 +122,7 @@ def test_a_budget_below_the_state(share: float, lazy: bool, tmp_path: Path) -> N
         assert torch.equal(found["t"], want)
 
 
-def test_memory_in_use_is_not_overwritten(tmp_path: Path) -> None:
+def test_memory_in_use_is_not_overwritten(tmp_path) -> None:
     """Kernels that still use freed memory do not write into blocks on the GPU, nor read them."""
     writer = registry.make("gds", block_size="16MiB")
     if not (answer := writer.available(tmp_path)).ok:
@@ -143,7 +140,7 @@ def test_memory_in_use_is_not_overwritten(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("format_", ["torch", "dcp"])
-def test_the_bytes_of_stock(format_: str, tmp_path: Path) -> None:
+def test_the_bytes_of_stock(format_: str, tmp_path) -> None:
     """A torch file and the items of DCP are those of stock, from the GPU."""
     state = {f"w{n}": torch.randn(n * 300_001 + 1, device="cuda") for n in range(9)}
     writer = registry.make("hybrid")
@@ -182,10 +179,10 @@ assert not others, f"a context on other GPUs: {others}"
 
 
 @pytest.mark.skipif(not _CUDA or torch.cuda.device_count() < 2, reason="needs a second GPU")
-def test_no_context_on_another_gpu(tmp_path: Path) -> None:
+def test_no_context_on_another_gpu(tmp_path) -> None:
     """A rank that uses the last GPU takes no memory of the first one."""
     command = [sys.executable, "-c", _OTHER, str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = captured(command)
     assert done.returncode == 0, done.stderr
 
 

@@ -1,7 +1,5 @@
 """benchmarks/gpu.py runs to its end; a device of host memory stands for the GPU."""
 
-from __future__ import annotations
-
 import runpy
 import shutil
 import sys
@@ -13,9 +11,7 @@ import torch
 _SCRIPT = Path(__file__).parents[2] / "benchmarks" / "gpu.py"
 
 
-def test_without_a_gpu_nothing_is_measured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_a_gpu_nothing_is_measured(tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(sys, "argv", ["gpu.py", "--target", str(tmp_path)])
     monkeypatch.syspath_prepend(_SCRIPT.parent)
@@ -25,9 +21,7 @@ def test_without_a_gpu_nothing_is_measured(
 
 
 @pytest.mark.skipif(not shutil.which("fio"), reason="fio is not installed")
-def test_every_arm_and_fio(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_arm_and_fio(tmp_path, monkeypatch, capsys) -> None:
     """Each is in the table, and nothing is left."""
     for name, answer in (("is_available", True), ("get_device_name", "host"), ("synchronize", 0)):
         monkeypatch.setattr(torch.cuda, name, lambda answer=answer: answer)

@@ -1,12 +1,8 @@
 """A checkpoint on disk as a workload: its files, tensors and sizes, and none of its contents."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +19,6 @@ from iobench.units import MIB
 from iobench.verification.imported import document_of, load_workload
 from iobench.workloads import Workload
 from iobench.workloads.schema import write_yaml
-
-Command = Callable[..., "subprocess.CompletedProcess[str]"]
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the frameworks that make the corpus
 
@@ -46,7 +40,7 @@ def _written(at: Path, file: Path, *, anonymous: bool = False) -> Workload:
 
 
 @pytest.mark.parametrize("name", GOOD)
-def test_every_checkpoint(name: str, corpus: Callable[[str], Path], tmp_path: Path) -> None:
+def test_every_checkpoint(name: str, corpus, tmp_path) -> None:
     """It has the files and sizes of the directory, and so have the two files that it can be
     written to; the anonymous one has none of the names."""
     at = corpus(name)
@@ -75,7 +69,7 @@ def test_every_checkpoint(name: str, corpus: Callable[[str], Path], tmp_path: Pa
     assert [one for one in {name, *words, *names} - own if len(one) > 2 and one in text] == []
 
 
-def test_the_tensors_of_each_format(corpus: Callable[[str], Path]) -> None:
+def test_the_tensors_of_each_format(corpus) -> None:
     """They are known in torch files and DCP too, each once; a view takes no bytes."""
     for name in ("torch", "torch-object", "dcp", "dcp-files", "megatron", "torch-stream"):
         files = load_workload(str(corpus(name))).files()
@@ -90,7 +84,7 @@ def test_the_tensors_of_each_format(corpus: Callable[[str], Path]) -> None:
     assert [one.shape for one in views.tensors] == [(64, 64)]
 
 
-def test_bytes_of_no_tensor(tmp_path: Path) -> None:
+def test_bytes_of_no_tensor(tmp_path) -> None:
     """What a file has besides tensors is replayed: metadata, values, the rest of a storage."""
     save_file({"x": torch.ones(8)}, tmp_path / "a.safetensors", metadata={"x": "y" * 50_000})
     torch.save({"x": torch.ones(100_000)[:8], "y": b"z" * 30_000}, tmp_path / "b.pt")
@@ -103,7 +97,7 @@ def _read_bytes() -> int:
     return int(re.findall(r"rchar: (\d+)", Path("/proc/self/io").read_text())[0])
 
 
-def test_only_headers_are_read(tmp_path: Path) -> None:
+def test_only_headers_are_read(tmp_path) -> None:
     """Of 48 MiB in each format less than 2 MiB are read; what tensors and JSON hold does not
     matter."""
     state = {f"layers.{n}.weight": torch.rand(2048, 2048) for n in range(3)}
@@ -127,9 +121,7 @@ def test_only_headers_are_read(tmp_path: Path) -> None:
     assert document_of(str(tmp_path), anonymous=False) == before
 
 
-def test_what_is_refused(
-    corpus: Callable[[str], Path], iobench_inside: Command, tmp_path: Path
-) -> None:
+def test_what_is_refused(corpus, iobench_inside, tmp_path) -> None:
     """Nothing, no checkpoint, a damaged one: exit code 2 and one line, which names it."""
     (tmp_path / "empty").mkdir()
     (tmp_path / "text").mkdir()
@@ -160,7 +152,7 @@ def _header(record: Path) -> dict[str, Any]:
     return found
 
 
-def test_the_page(corpus: Callable[[str], Path], iobench_inside: Command, tmp_path: Path) -> None:
+def test_the_page(corpus, iobench_inside, tmp_path) -> None:
     """Every command of the page works. The runs of a checkpoint and of the files written from it
     have the same sizes; their records have its name and no path, and scrub removes the name."""
     shutil.copytree(corpus("hf"), tmp_path / "secret" / "checkpoint-1000")
@@ -194,9 +186,7 @@ def test_the_page(corpus: Callable[[str], Path], iobench_inside: Command, tmp_pa
     assert _header(tmp_path / "copy.jsonl")["workload"]["name"] == "workload"
 
 
-def test_part_of_it_and_ranks(
-    corpus: Callable[[str], Path], iobench_inside: Command, tmp_path: Path
-) -> None:
+def test_part_of_it_and_ranks(corpus, iobench_inside, tmp_path) -> None:
     """--size drops tensors; processes each save all files; --serializer writes another format."""
     shutil.copytree(corpus("hf-bf16"), tmp_path / "mine")
     more = {"fp8": torch.ones(64).to(torch.float8_e4m3fn), "large": torch.ones(MIB)}
@@ -220,7 +210,7 @@ def test_part_of_it_and_ranks(
     assert done.returncode == 0, done.stderr
 
 
-def test_in_a_bucket(server: Any, corpus: Callable[[str], Path]) -> None:
+def test_in_a_bucket(server, corpus) -> None:
     """A checkpoint in a bucket has the name and the files of its prefix."""
     import iobench
 

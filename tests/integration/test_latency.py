@@ -1,23 +1,16 @@
 """Each writer counts the latency of every block, part and sync that it moves, also in a record."""
 
-from __future__ import annotations
-
 import json
-import subprocess
-from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from iobench.results import load, read
-from iobench.testing import LocalS3, content
+from iobench.testing import content
 from iobench.units import MIB
 from iobench.writers.image import FileImage
 from iobench.writers.registry import make
 from iobench.writers.transfer import Transfer
-
-Command = Callable[..., "subprocess.CompletedProcess[str]"]
 
 _LARGE, _SMALL = 5 * MIB + 5, 100
 _BLOCKS = 6 + 1  # of 1 MiB: the last ones of both files are shorter
@@ -34,7 +27,7 @@ def images() -> list[FileImage]:
 
 
 @pytest.mark.parametrize("name", _WRITERS)
-def test_a_file_writer_counts_its_blocks(name: str, target: Path) -> None:
+def test_a_file_writer_counts_its_blocks(name: str, target) -> None:
     """As many writes and reads as blocks, in a file and in a stream, and every sync."""
     writer = make(name, block_size=MIB)
     if not writer.available(target).ok:
@@ -52,7 +45,7 @@ def test_a_file_writer_counts_its_blocks(name: str, target: Path) -> None:
     assert counts(stream.transfer) == {"write": 6, "sync": 1}
 
 
-def test_s3_counts_its_parts(server: LocalS3) -> None:
+def test_s3_counts_its_parts(server) -> None:
     """An upload for each part, one for a small object, and a read for each range."""
     with server.active():
         writer = make("s3", part_size=5 * MIB, threads=2)
@@ -61,9 +54,7 @@ def test_s3_counts_its_parts(server: LocalS3) -> None:
         assert counts(writer.read(large, server.target)) == {"read": 2}
 
 
-def test_a_run_records_and_shows_them(
-    iobench_inside: Command, tiny_path: Path, target: Path, tmp_path: Path
-) -> None:
+def test_a_run_records_and_shows_them(iobench_inside, tiny_path, target, tmp_path) -> None:
     """The record has a latency of every operation of every sample; the table, the JSON document and
     the data frame have their percentiles."""
     record = tmp_path / "run.jsonl"

@@ -1,7 +1,5 @@
 """Writers that lie are never VALID, honest ones always are: in a run and in a tuning."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
@@ -11,6 +9,7 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+from support.captured import captured
 from support.liars import LIARS, AdmitsIt, Liar, SaysDirect, WritesBack, run, table, verdicts
 
 from iobench import workloads
@@ -57,7 +56,7 @@ def quiet_ext4(filesystems: Mount, name: str) -> Path:
 
 
 @pytest.mark.root
-def test_no_liar_is_valid(shared_filesystems: Mount, tmp_path: Path) -> None:
+def test_no_liar_is_valid(shared_filesystems, tmp_path) -> None:
     """Each is INVALID for the reason that names its lie; the documented table is what comes out."""
     root = quiet_ext4(shared_filesystems, tmp_path.name)
     honest = able(root)
@@ -78,9 +77,7 @@ def test_no_liar_is_valid(shared_filesystems: Mount, tmp_path: Path) -> None:
 
 @pytest.mark.root
 @pytest.mark.parametrize("kind", ["tmpfs", "xfs", "btrfs", "overlay", "fuse"])
-def test_honest_writers_are_believed_on(
-    kind: str, shared_filesystems: Mount, tmp_path: Path
-) -> None:
+def test_honest_writers_are_believed_on(kind, shared_filesystems, tmp_path) -> None:
     """Their saves are VALID where pages are always dirty, or hidden and a device counts; so are
     their cold restores. Where nothing counts (FUSE, overlayfs), saves are NOT PROVED."""
     root = shared_filesystems(kind, 1024 * MIB) / tmp_path.name
@@ -101,11 +98,7 @@ def test_honest_writers_are_believed_on(
 @pytest.mark.filterwarnings("ignore:no longer needed:RuntimeWarning")  # retention under Mounts
 @pytest.mark.parametrize("goal", ["save", "stall"])
 def test_a_tuning_eliminates_liars(
-    goal: str,
-    shared_filesystems: Mount,
-    tiny_path: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    goal, shared_filesystems, tiny_path, tmp_path, monkeypatch
 ) -> None:
     """A trial of each ends in an error that names the lie; that of an honest writer does not."""
     root = quiet_ext4(shared_filesystems, tmp_path.name)
@@ -165,7 +158,7 @@ def without_syncs(tmp_path: Path) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("without_syncs")
-def test_nothing_is_valid_where_a_library_ignores_syncs(tiny_path: Path, tmp_path: Path) -> None:
+def test_nothing_is_valid_where_a_library_ignores_syncs(tiny_path, tmp_path) -> None:
     """Not a save nor a restore of a run; a tuning writes no file; doctor reports a failure."""
     (tmp_path / "target").mkdir()
     record, config = tmp_path / "run.jsonl", tmp_path / "writer.toml"
@@ -173,9 +166,9 @@ def test_nothing_is_valid_where_a_library_ignores_syncs(tiny_path: Path, tmp_pat
 
     def iobench(*words: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "iobench", *words, "--target", str(tmp_path / "target")]
-        return subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+        return captured(command, cwd=tmp_path)
 
-    asked = ("--writer", names, "--repeat", "2", "-o", str(record))
+    asked = ("--writer", names, "--repeat", "1", "--no-fio", "-o", str(record))
     run = iobench("run", str(tiny_path), *asked)
     assert run.returncode == 0, run.stderr
     result = read(record)
@@ -184,7 +177,7 @@ def test_nothing_is_valid_where_a_library_ignores_syncs(tiny_path: Path, tmp_pat
     assert found == {"INVALID"}
     assert "syncs are ignored here" in run.stdout
 
-    asked = ("--writer", names, "--max-time", "10s", "-o", str(config))
+    asked = ("--writer", "buffered", "--max-time", "10s", "-o", str(config))
     tuned = iobench("autotune", str(tiny_path), *asked)
     assert tuned.returncode != 0
     assert "syncs are ignored here" in tuned.stdout + tuned.stderr

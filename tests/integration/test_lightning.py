@@ -1,7 +1,5 @@
 """Lightning's checkpoints through our writers: a real Trainer saves, is killed, and resumes."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading
@@ -110,9 +108,7 @@ def stock(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[int, flo
 
 
 @pytest.mark.parametrize("made", [CheckpointIO, AsyncCheckpointIO])
-def test_each_side_resumes_from_the_other(
-    made: Any, stock: tuple[Path, dict[int, float]], tmp_path: Path
-) -> None:
+def test_each_side_resumes_from_the_other(made, stock, tmp_path) -> None:
     """Checkpoints hold the same; resumed from either, a run has the losses of one that went on."""
     theirs, losses = stock
     plugin = made("odirect")
@@ -153,7 +149,7 @@ class Refusing(BufferedWriter):
         return super().write(image, target, **options)
 
 
-def test_a_failure_in_the_background_ends_the_fit(tmp_path: Path) -> None:
+def test_a_failure_in_the_background_ends_the_fit(tmp_path) -> None:
     """Raised by the next save or by teardown, never reported as a success; the older one stays."""
     for refused in ("step=6.ckpt", "step=12.ckpt"):
         directory = tmp_path / refused
@@ -166,9 +162,7 @@ def test_a_failure_in_the_background_ends_the_fit(tmp_path: Path) -> None:
         assert refused not in names(directory)
 
 
-def test_an_old_checkpoint_stays_until_the_new_one_is_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_old_checkpoint_stays_until_the_new_one_is_there(tmp_path, monkeypatch) -> None:
     """Lightning removes the old one right after asking for the new one.
 
     Relative names are those of the directory that the process was in when it gave them.
@@ -195,7 +189,7 @@ def test_an_old_checkpoint_stays_until_the_new_one_is_there(
     plugin.teardown()
 
 
-def test_what_it_refuses(tmp_path: Path) -> None:
+def test_what_it_refuses(tmp_path) -> None:
     for plugin in (CheckpointIO(), AsyncCheckpointIO()):
         with pytest.raises(OptionError, match="storage_options"):
             plugin.save_checkpoint({}, tmp_path / "a.ckpt", storage_options={"x": 1})
@@ -204,7 +198,7 @@ def test_what_it_refuses(tmp_path: Path) -> None:
         plugin.teardown()
 
 
-def test_no_checkpoint_and_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_checkpoint_and_no_answer(monkeypatch) -> None:
     """Who begins anew where there is no checkpoint does not because the store is away."""
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_REGION"):
         monkeypatch.setenv(name, "x")

@@ -1,17 +1,13 @@
 """load_sharded: each rank gets its parts of a model, read by itself or once by all together."""
 
-from __future__ import annotations
-
 import json
 import os
-import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import save_file
-from support.ranks import start_ranks
 
 import iobench.safetensors
 from iobench.checkpoint import sharded
@@ -19,12 +15,10 @@ from iobench.errors import DataMismatchError, OptionError, StateMismatchError, T
 from iobench.formats import safetensors
 from iobench.formats.tensors import tensor_bytes
 from iobench.ranks.restore_plan import RESTORE_MODES
-from iobench.testing import LocalS3
 from iobench.writers.hybrid import HybridWriter
 from iobench.writers.odirect import ODirectWriter
 from iobench.writers.s3 import S3Writer
 from tests.support import rank_sharded
-from tests.support.rank_pool import RankPool
 
 
 def _tensors() -> dict[str, torch.Tensor]:
@@ -54,7 +48,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("mode", RESTORE_MODES)
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
-def test_equal_to_the_whole(ranks: RankPool, model: Path, size: int, mode: str) -> None:
+def test_equal_to_the_whole(ranks, model, size: int, mode: str) -> None:
     """Every kind of part of every rank, in every mode; with an exchange each byte is read once."""
     writer = "odirect" if size == 3 else "hybrid"
     found = ranks.first(size).call(rank_sharded.load, str(model), mode, writer)
@@ -68,39 +62,7 @@ def test_equal_to_the_whole(ranks: RankPool, model: Path, size: int, mode: str) 
             assert "network" not in paths or mode == "auto"
 
 
-_DIES = """
-import os, signal, sys, torch
-from iobench.checkpoint.sharded import load_sharded
-from iobench.errors import RankError
-from iobench.ranks.exchange import Exchange
-from iobench.ranks.world import World
-from iobench.writers.hybrid import HybridWriter
-
-send = Exchange._send_piece
-def killed(self, wire, number):
-    os.kill(os.getpid(), signal.SIGKILL)
-if World.detect().rank == 1:
-    Exchange._send_piece = killed
-like = {name: ... for name in ("whole", "columns", "replicated")}
-try:
-    load_sharded(sys.argv[1] if len(sys.argv) > 1 else DIRECTORY, like, HybridWriter(),
-                 restore_mode="all-gather")
-except RankError as error:
-    assert 1 in error.ranks, error
-    print("rank 1 is lost")
-"""
-
-
-def test_a_rank_that_dies_while_it_exchanges(model: Path) -> None:
-    """The other ranks get an error that names it, and no state."""
-    with start_ranks(_DIES.replace("DIRECTORY", repr(str(model))), 3) as started:
-        ends = started.ends()
-    assert ends[1][0] == -signal.SIGKILL
-    for rank in (0, 2):
-        assert (ends[rank][0], ends[rank][1].strip()) == (0, "rank 1 is lost"), ends[rank]
-
-
-def test_only_what_is_wanted_is_read(model: Path) -> None:
+def test_only_what_is_wanted_is_read(model) -> None:
     """Rows exactly; of columns the gaps too."""
     tensors = _tensors()
     like = {"rows": slice(100, 900), "columns": (slice(None), slice(10, 20))}
@@ -115,7 +77,7 @@ def test_only_what_is_wanted_is_read(model: Path) -> None:
     assert sum(count.bytes for count in moved.paths.values()) < moved.bytes + 4 * 4096
 
 
-def test_one_file_and_a_directory_without_an_index(model: Path, tmp_path: Path) -> None:
+def test_one_file_and_a_directory_without_an_index(model, tmp_path) -> None:
     """By the drop-in, which takes the name of a writer."""
     tensors = _tensors()
     save_file(tensors, tmp_path / "a.safetensors")
@@ -129,7 +91,7 @@ def test_one_file_and_a_directory_without_an_index(model: Path, tmp_path: Path) 
     assert iobench.safetensors.load_sharded(tmp_path, {})[0] == {}
 
 
-def test_odd_places(tmp_path: Path) -> None:
+def test_odd_places(tmp_path) -> None:
     """Tensors whose bytes are not aligned in the file; large ones stay where they were read."""
     tensors = {"a": torch.arange(400_003, dtype=torch.float32), "b": torch.arange(3.0)}
     save_file(tensors, tmp_path / "a.safetensors")
@@ -154,14 +116,12 @@ def test_odd_places(tmp_path: Path) -> None:
         ({"rows": slice(None, None, -1)}, ValueError, "step must be greater than zero"),
     ],
 )
-def test_what_the_model_does_not_have(
-    model: Path, like: dict[str, Any], error: type[Exception], text: str
-) -> None:
+def test_what_the_model_does_not_have(model, like, error, text) -> None:
     with pytest.raises(error, match=text):
         sharded.load_sharded(model, like, HybridWriter())
 
 
-def test_places_without_a_model(tmp_path: Path, model: Path) -> None:
+def test_places_without_a_model(tmp_path, model) -> None:
     """No files, a damaged index, an index of files that are missing, and a truncated file."""
     with pytest.raises(TargetError, match="no safetensors files"):
         sharded.load_sharded(tmp_path, {}, HybridWriter())
@@ -185,7 +145,7 @@ def test_places_without_a_model(tmp_path: Path, model: Path) -> None:
         sharded.load_sharded(tmp_path, {"a": ...}, HybridWriter())
 
 
-def test_a_file_that_changes_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_changes_meanwhile(tmp_path, monkeypatch) -> None:
     """Replaced or truncated after its header was read: no state is returned."""
     file = tmp_path / "a.safetensors"
     save_file({"a": torch.ones(5000)}, file)
@@ -209,7 +169,7 @@ def test_a_file_that_changes_meanwhile(tmp_path: Path, monkeypatch: pytest.Monke
         sharded.load_sharded(tmp_path, {"a": ...}, HybridWriter())
 
 
-def test_in_a_bucket(server: LocalS3) -> None:
+def test_in_a_bucket(server) -> None:
     """A prefix and a single object."""
     writer, tensors = S3Writer(), _tensors()
     with server.active():

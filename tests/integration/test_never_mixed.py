@@ -4,10 +4,9 @@ A trainer changes its tensors in place right after each call returns, while the 
 with random delays, is anywhere in earlier saves. Whatever was committed is then read back.
 """
 
-from __future__ import annotations
-
 import random
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.captured import captured
 
 from iobench import Checkpointer, KeepLast, load_checkpoint
 from iobench.writers.buffered import BufferedWriter
@@ -121,7 +121,7 @@ def _train(seed: int, directory: Path) -> Checkpointer:
 @pytest.mark.parametrize(
     "part", [0, *(pytest.param(n, marks=pytest.mark.exhaustive) for n in range(1, _PARTS))]
 )
-def test_never_mixed_never_stale(runs: Path, part: int) -> None:
+def test_never_mixed_never_stale(runs, part: int) -> None:
     """Each committed checkpoint holds its own step's values and no other, whatever overlapped."""
     statuses: set[str] = set()
     reader = BufferedWriter()
@@ -138,3 +138,44 @@ def test_never_mixed_never_stale(runs: Path, part: int) -> None:
             assert _values(loaded) == {float(step)}, f"schedule {seed}"
         shutil.rmtree(directory)
     assert statuses == {"committed", "skipped", "dropped"}
+
+
+_SAVES = 250
+
+_CHILD = """
+import gc, sys
+import torch
+from iobench import Checkpointer, KeepLast
+
+def resident():
+    gc.collect()
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1])
+
+state = {"model": {str(i): torch.zeros(20_000) for i in range(10)}, "step": 0}
+lazy = sys.argv[2] == "lazy"
+ckpt = Checkpointer(sys.argv[1], writer="hybrid", slots=3, keep=KeepLast(2), lazy=lazy)
+for step in range(int(sys.argv[3])):
+    ckpt.before_optimizer_step()
+    for tensor in state["model"].values():
+        tensor.add_(1)
+    state["step"] = step
+    ckpt.save_async(state, step)
+    if step == 9:
+        ckpt.wait()
+        early = resident()
+ckpt.wait()
+print(early, resident())
+ckpt.close()
+"""
+
+
+@pytest.mark.parametrize("mode", [pytest.param("eager", marks=pytest.mark.exhaustive), "lazy"])
+def test_memory_is_steady(mode: str) -> None:
+    """After 250 saves the resident memory is within 1% of that after the first ten."""
+    shared = Path("/dev/shm")  # where syncs cost nothing
+    with tempfile.TemporaryDirectory(dir=shared if shared.is_dir() else None) as made:
+        command = [sys.executable, "-c", _CHILD, f"{made}/runs", mode, str(_SAVES)]
+        done = captured(command, check=True)
+    early, late = map(int, done.stdout.split())
+    assert late <= early * 1.01, f"{early} pages after 10 saves, {late} after {_SAVES}"

@@ -1,12 +1,8 @@
 """`iobench run` with several processes and several values of its axes, as a user calls it."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from support.meddling import meddling
@@ -14,30 +10,17 @@ from support.sample_checks import check_samples
 
 from iobench.results import read
 
-Command = Callable[..., "subprocess.CompletedProcess[str]"]
-
 
 def summaries(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = json.loads(done.stdout)["summaries"]
     return found
 
 
-def test_processes_side_by_side(
-    iobench_inside: Command, tiny_path: Path, target: Path, tmp_path: Path
-) -> None:
+def test_processes_side_by_side(iobench_inside, tiny_path, target, tmp_path) -> None:
     """One and two processes in one run: twice the bytes and proofs, both ends shown."""
     arguments = ("run", "-w", tiny_path, "--target", target, "--writer", "buffered,peer:torch-save")
-    more = (
-        "--numjobs",
-        "1,2",
-        "--restore-as",
-        "same,subset=0.3",
-        "--repeat",
-        "1",
-        "--size",
-        "full",
-    )
-    done = iobench_inside(*arguments, *more, "--no-fio", "-o", tmp_path / "run.jsonl")
+    more = ("--numjobs", "1,2", "--restore-as", "same,subset=0.3", "--size", "full", "--no-fio")
+    done = iobench_inside(*arguments, *more, "--repeat", "1", "-o", tmp_path / "run.jsonl")
     assert done.returncode == 0, done.stderr
     assert os.listdir(target) == []
     assert "first done (s)" in done.stdout
@@ -63,9 +46,7 @@ def test_processes_side_by_side(
     assert "buffered numjobs=2 restore-as=subset=0.3" in compared.stdout
 
 
-def test_slices_of_processes(
-    iobench_inside: Command, tiny_path: Path, target: Path, tmp_path: Path
-) -> None:
+def test_slices_of_processes(iobench_inside, tiny_path, target, tmp_path) -> None:
     """Two processes with the same files: one of them saves all, or both save slices; both restore
     all of it, and a part. One process alone is measured in between."""
     done = iobench_inside(
@@ -91,7 +72,7 @@ def test_slices_of_processes(
 
 
 def test_serializers_and_granularities_side_by_side(
-    iobench_inside: Command, tiny_path: Path, target: Path, tmp_path: Path
+    iobench_inside, tiny_path, target, tmp_path
 ) -> None:
     """One file against many and format against format in one run; a peer has its own format."""
     done = iobench_inside(
@@ -109,24 +90,16 @@ def test_serializers_and_granularities_side_by_side(
         *(("peer:safetensors", None, g) for g in ("blob", "layer")),
     }
     assert {one["verdict"] for one in summaries(done)} == {"VALID"}
-    assert {(v.axes.granularity, v.files) for v in record.run.variants} == {
-        ("blob", 1),
-        ("layer", 3),
-    }
+    files = {(v.axes.granularity, v.files) for v in record.run.variants}
+    assert files == {("blob", 1), ("layer", 3)}
     for one in summaries(done):
-        is_baseline = (one["writer"], one["format"], one["granularity"]) == (
-            "buffered",
-            "torch",
-            "layer",
-        )
-        assert (one["ratio"] is None) == is_baseline
+        place = (one["writer"], one["format"], one["granularity"])
+        assert (one["ratio"] is None) == (place == ("buffered", "torch", "layer"))
     for one in record.samples:
         assert (one.axes.numjobs, one.first_done_s) == (1, one.last_done_s)
 
 
-def test_one_process_fails_or_brings_wrong_bytes(
-    iobench: Command, tiny_path: Path, target: Path, tmp_path: Path
-) -> None:
+def test_one_process_fails_or_brings_wrong_bytes(iobench, tiny_path, target, tmp_path) -> None:
     """Its contender fails with the cause, or with wrong bytes; the others go on, all at once."""
     done = iobench(
         *("run", "-w", tiny_path, "--target", target, "--writer", "failing,meeting,wrong"),
@@ -145,5 +118,4 @@ def test_one_process_fails_or_brings_wrong_bytes(
     wrong = [one.verified for one in record.samples if one.writer == "wrong" and one.verified]
     assert len(wrong) == 1
     assert all(0 < one.mismatches < one.tensors / 2 for one in wrong)
-    assert record.end is not None
     assert record.end.status == "complete"

@@ -1,11 +1,8 @@
 """1,000 steps with offloaded state have the bits of torch, in any order of arrival."""
 
-from __future__ import annotations
-
 import random
 import warnings
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -27,7 +24,7 @@ def _threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def test_same_bits(new_filesystem: Callable[..., Path]) -> None:
+def test_same_bits(new_filesystem) -> None:
     """Parameters after each step, and all of the state at the end; with a learning rate that
     changes. Gradients arrive in another order in each step."""
     torch.set_num_threads(1)

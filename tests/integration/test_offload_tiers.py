@@ -1,8 +1,6 @@
 """Checkpointer(offload=optimizer, tiers=[Remote(...)]): the pinned generation is copied too, and a
 restore without the optimizer's directory reads it back into a new one."""
 
-from __future__ import annotations
-
 import secrets
 import shutil
 import warnings
@@ -32,7 +30,6 @@ from iobench.offload.files import read_layout
 from iobench.offload.layout import BLOCK
 from iobench.offload.record import read_records
 from iobench.remote.journal import tiers_status
-from iobench.testing import LocalS3
 
 pytestmark = pytest.mark.filterwarnings("ignore:step .. the optimizer is read:RuntimeWarning")
 
@@ -47,9 +44,7 @@ def expected() -> list[list[dict[str, Any]]]:
 
 
 @pytest.fixture(params=["directory", "bucket"])
-def remote(
-    request: pytest.FixtureRequest, server: LocalS3, tmp_path: Path
-) -> Iterator[iobench.Remote]:
+def remote(request, server, tmp_path) -> Iterator[iobench.Remote]:
     """A remote tier in a directory, and in a bucket of a real server process."""
     if request.param == "directory":
         yield iobench.Remote(tmp_path / "remote", keep=iobench.KeepLast(3))
@@ -87,7 +82,7 @@ def _train(optimizer: AdamW, ckpt: iobench.Checkpointer, last: int) -> None:
         ckpt.save_async({"step": step + 1}, step + 1)
 
 
-def test_another_machine_goes_on(tmp_path: Path, remote: iobench.Remote, expected: list) -> None:
+def test_another_machine_goes_on(tmp_path, remote, expected) -> None:
     """Neither the checkpoints nor the optimizer's files are left: both come from the remote tier,
     also in chunks of another size, and the bits are those of a training without an interruption."""
     with _opened(tmp_path / "a", remote) as (optimizer, ckpt):
@@ -119,7 +114,7 @@ def assert_equal_after(directory: Path, wanted: list) -> None:
         assert_equal(snapshot(optimizer), wanted)
 
 
-def test_the_files_of_the_optimizer_are_lost(tmp_path: Path, expected: list) -> None:
+def test_the_files_of_the_optimizer_are_lost(tmp_path, expected) -> None:
     """The local checkpoint names a pin that is gone: its copy has the state. A newer one that was
     not copied is damaged, and is told."""
     remote = iobench.Remote(tmp_path / "remote")
@@ -154,7 +149,7 @@ def test_the_files_of_the_optimizer_are_lost(tmp_path: Path, expected: list) -> 
         assert_equal(snapshot(optimizer), expected[2])
 
 
-def test_a_state_that_does_not_fit(tmp_path: Path) -> None:
+def test_a_state_that_does_not_fit(tmp_path) -> None:
     """Another optimizer or model is one error, and the state that is there stays."""
     remote = iobench.Remote(tmp_path / "remote")
     with _opened(tmp_path, remote) as (optimizer, ckpt):
@@ -178,7 +173,7 @@ def test_a_state_that_does_not_fit(tmp_path: Path) -> None:
             ckpt.load()
 
 
-def test_saves_wait_for_copies_when_no_pin_is_left(tmp_path: Path) -> None:
+def test_saves_wait_for_copies_when_no_pin_is_left(tmp_path) -> None:
     """The pins of checkpoints that were not read back yet are held: a save waits for one."""
     remote = iobench.Remote(tmp_path / "remote", bandwidth_limit="256KiB")
     with _opened(tmp_path, remote, keep=1, pins=2) as (optimizer, ckpt):
@@ -192,7 +187,7 @@ def test_saves_wait_for_copies_when_no_pin_is_left(tmp_path: Path) -> None:
     assert len(DirectoryStore(tmp_path / "remote").steps()) >= 3
 
 
-def test_a_remote_tier_that_fails_holds_no_pins(tmp_path: Path) -> None:
+def test_a_remote_tier_that_fails_holds_no_pins(tmp_path) -> None:
     """The copies of the oldest checkpoints are given up, with a warning; training goes on."""
     there = tmp_path / "remote"
     with (
@@ -220,7 +215,7 @@ def _block(optimizer: AdamW, ckpt: iobench.Checkpointer, there: Path) -> None:
     there.write_text("a file in the way")
 
 
-def test_no_copy_may_be_given_up(tmp_path: Path) -> None:
+def test_no_copy_may_be_given_up(tmp_path) -> None:
     """With `every_save`, a save that finds no pin left while the remote tier fails is one error."""
     there = tmp_path / "remote"
     remote = iobench.Remote(there, every_save=True)
@@ -236,7 +231,7 @@ def test_no_copy_may_be_given_up(tmp_path: Path) -> None:
     assert set(named(tmp_path / "runs").values()) == held(tmp_path / "state").keys()
 
 
-def test_slots_that_are_damaged_before_they_are_copied(tmp_path: Path) -> None:
+def test_slots_that_are_damaged_before_they_are_copied(tmp_path) -> None:
     """The copy is `failed`, and is not sent again. What is right of it stays in both tiers."""
     there, state = tmp_path / "remote", tmp_path / "state"
     with (
@@ -270,7 +265,7 @@ def test_slots_that_are_damaged_before_they_are_copied(tmp_path: Path) -> None:
     assert DirectoryStore(there).steps() == [1, 2]
 
 
-def test_what_does_not_go_together(tmp_path: Path) -> None:
+def test_what_does_not_go_together(tmp_path) -> None:
     """One error each, and nothing is left open."""
     remote = iobench.Remote(tmp_path / "remote")
     options: Any = {**VALUES, **OPTIONS, "pins": 3}

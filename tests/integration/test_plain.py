@@ -1,7 +1,5 @@
 """The drop-ins and the stock functions: the same bytes, the same objects, the same files."""
 
-from __future__ import annotations
-
 import collections
 import functools
 import gc
@@ -27,7 +25,6 @@ import iobench.torch
 from iobench.errors import SaveError, UsageError
 from iobench.formats import torch_image
 from iobench.integrations import default_writer, safetensors_transfer
-from iobench.testing import LocalS3
 from iobench.writers.s3 import S3Writer
 
 WRITER = "hybrid"
@@ -136,7 +133,7 @@ def log_lines(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
 
 
 @pytest.mark.parametrize("kind", STATES)
-def test_the_file_is_stock_torchs(kind: str, tmp_path: Path) -> None:
+def test_the_file_is_stock_torchs(kind: str, tmp_path) -> None:
     """Byte for byte, whatever the state; and each side loads the other's as the same objects."""
     state = STATES[kind]()
     for side in ("stock", "ours"):
@@ -151,7 +148,7 @@ def test_the_file_is_stock_torchs(kind: str, tmp_path: Path) -> None:
     assert os.listdir(tmp_path / "ours") == ["state.pt"]
 
 
-def test_most_states_are_ours(tmp_path: Path, log_lines: Callable[[], list[str]]) -> None:
+def test_most_states_are_ours(tmp_path, log_lines) -> None:
     """Only what has no image is left to torch, and a line says so."""
     for state in STATES.values():
         iobench.torch.save(state(), tmp_path / "a.pt", writer=WRITER)
@@ -174,7 +171,7 @@ def test_most_states_are_ours(tmp_path: Path, log_lines: Callable[[], list[str]]
     ],
     ids=str,
 )
-def test_options_of_save(options: dict[str, Any], tmp_path: Path) -> None:
+def test_options_of_save(options: dict[str, Any], tmp_path) -> None:
     """Each does what it does in stock torch."""
     (tmp_path / "a").mkdir()
     state = _optimizer()
@@ -186,7 +183,7 @@ def test_options_of_save(options: dict[str, Any], tmp_path: Path) -> None:
     assert pieces(found) == pieces(torch.load(tmp_path / "m.pt", weights_only=False))
 
 
-def test_torchs_settings_hold(tmp_path: Path) -> None:
+def test_torchs_settings_hold(tmp_path) -> None:
     """Without CRC32, and with another alignment of storages: stock's bytes still."""
     from torch.utils.serialization import config
 
@@ -208,7 +205,7 @@ def test_torchs_settings_hold(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "name", ["m", ".m.pt", "a.b.pt", "ünï.pt", "a b.pt", "a\\b.pt", "m.", "n" * 200]
 )
-def test_names_of_files(name: str, tmp_path: Path) -> None:
+def test_names_of_files(name: str, tmp_path) -> None:
     """The name is in the file, as torch makes it; directories beyond ASCII change that."""
     for directory in (tmp_path / "dir", tmp_path / "dïr"):
         for side in ("stock", "ours"):
@@ -237,7 +234,7 @@ LOADS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("how", LOADS)
-def test_options_of_load(how: str, tmp_path: Path) -> None:
+def test_options_of_load(how: str, tmp_path) -> None:
     """Each gives what it gives in stock torch."""
     options = LOADS[how]
     torch.save(_optimizer(), tmp_path / "m.pt")
@@ -246,7 +243,7 @@ def test_options_of_load(how: str, tmp_path: Path) -> None:
     assert pieces(found) == pieces(expected)
 
 
-def test_what_is_loaded_is_memory_like_any_other(tmp_path: Path) -> None:
+def test_what_is_loaded_is_memory_like_any_other(tmp_path) -> None:
     """It grows, is shared between processes and written to; the file stays as it is."""
     iobench.torch.save({"a": torch.arange(6.0), "b": torch.ones(2)}, tmp_path / "m.pt")
     raw = (tmp_path / "m.pt").read_bytes()
@@ -258,7 +255,7 @@ def test_what_is_loaded_is_memory_like_any_other(tmp_path: Path) -> None:
     assert torch.equal(torch.load(tmp_path / "m.pt")["a"], torch.full((1000,), 2.0))
 
 
-def test_another_default_device(tmp_path: Path, log_lines: Callable[[], list[str]]) -> None:
+def test_another_default_device(tmp_path, log_lines) -> None:
     """Neither saving nor loading makes tensors where new ones would go."""
     torch_image.is_like_stock.cache_clear()
     with torch.device("meta"):
@@ -277,7 +274,7 @@ def _error(call: Callable[[], Any]) -> tuple[type[BaseException], str] | None:
 
 
 @pytest.mark.parametrize("damage", ["missing", "short", "text", "script", "flipped", "legacy"])
-def test_files_that_are_something_else(damage: str, tmp_path: Path) -> None:
+def test_files_that_are_something_else(damage: str, tmp_path) -> None:
     """Stock torch has the last word, and its errors are what is raised."""
     path = tmp_path / "m.pt"
     torch.save({"a": torch.arange(5000.0)}, path)
@@ -310,12 +307,7 @@ def test_files_that_are_something_else(damage: str, tmp_path: Path) -> None:
     ],
 )
 def test_the_environment_decides_weights_only(
-    variable: str,
-    given: bool | None,
-    allowed: bool,
-    tmp_path: Path,
-    log_lines: Callable[[], list[str]],
-    monkeypatch: pytest.MonkeyPatch,
+    variable, given, allowed, tmp_path, log_lines, monkeypatch
 ) -> None:
     """As it does for stock torch, and the writer still reads what may be loaded."""
     monkeypatch.setenv(variable, "1")
@@ -329,7 +321,7 @@ def test_the_environment_decides_weights_only(
             iobench.torch.load(tmp_path / "m.pt", weights_only=given, writer=WRITER)
 
 
-def test_what_is_loaded_is_freed_at_once(tmp_path: Path) -> None:
+def test_what_is_loaded_is_freed_at_once(tmp_path) -> None:
     """Without the garbage collector: no cycle of objects keeps the storages."""
     torch.save([torch.full((9,), n) for n in range(50)], tmp_path / "m.pt")
     iobench.torch.load(tmp_path / "m.pt", writer=WRITER)
@@ -348,7 +340,7 @@ def test_what_is_loaded_is_freed_at_once(tmp_path: Path) -> None:
 # What is at the path.
 
 
-def test_file_objects_are_torchs(tmp_path: Path, log_lines: Callable[[], list[str]]) -> None:
+def test_file_objects_are_torchs(tmp_path, log_lines) -> None:
     """They are written and read at their current position, and nothing is logged."""
     with (tmp_path / "m.pt").open("w+b") as file:
         iobench.torch.save({"a": 1}, file, writer=WRITER)
@@ -416,9 +408,7 @@ def _listed(directory: Path) -> Any:
     [*(("torch", kind) for kind in _OLD), *(("safetensors", kind) for kind in _OF_SAFETENSORS)],
 )
 @pytest.mark.parametrize("umask", [0o022, 0o077])
-def test_what_is_left_of_an_old_file(
-    library: str, kind: str, umask: int, tmp_path: Path, log_lines: Callable[[], list[str]]
-) -> None:
+def test_what_is_left_of_an_old_file(library, kind, umask, tmp_path, log_lines) -> None:
     """Links, permissions and attributes are as stock torch, or the installed safetensors, leaves
     them; torch is asked if it must."""
     prepare, reason = _OLD[kind]
@@ -452,9 +442,7 @@ def _stranger(path: Path) -> None:
 @pytest.mark.parametrize(
     "prepare", [*(_OLD[kind][0] for kind in _OLD if kind != "dangling"), _stranger]
 )
-def test_what_cannot_be_pickled_leaves_every_old_file(
-    prepare: Callable[[Path], object], tmp_path: Path
-) -> None:
+def test_what_cannot_be_pickled_leaves_every_old_file(prepare, tmp_path) -> None:
     """Whatever its mode, owner and links are: also files that only stock torch can replace."""
     prepare(tmp_path / "m.pt")
     before = _listed(tmp_path)
@@ -463,9 +451,7 @@ def test_what_cannot_be_pickled_leaves_every_old_file(
     assert _listed(tmp_path) == before
 
 
-def test_files_that_may_not_be_written_stay(
-    sticky: Path, as_nobody: Callable[[Callable[[], None]], None]
-) -> None:
+def test_files_that_may_not_be_written_stay(sticky, as_nobody) -> None:
     """A rename would replace a file of mode 0400; stock torch refuses, and so do we."""
 
     path = sticky / "m.pt"
@@ -486,7 +472,7 @@ def test_files_that_may_not_be_written_stay(
     as_nobody(save)
 
 
-def test_devices_and_pipes(tmp_path: Path, log_lines: Callable[[], list[str]]) -> None:
+def test_devices_and_pipes(tmp_path, log_lines) -> None:
     """/dev/null stays what it is, and a pipe's reader gets the stock file."""
     device = os.stat("/dev/null")
     iobench.torch.save({"a": torch.ones(3)}, "/dev/null", writer=WRITER)
@@ -507,22 +493,18 @@ def test_devices_and_pipes(tmp_path: Path, log_lines: Callable[[], list[str]]) -
 
 
 @pytest.mark.parametrize("place", ["no/such/m.pt", "", ".", "..", "dir", "dir/", "file/m.pt"])
-def test_places_that_cannot_be(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_places_that_cannot_be(place: str, tmp_path, monkeypatch) -> None:
     """Nothing is made that stock torch would not make; its error is raised."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "dir").mkdir()
     (tmp_path / "file").touch()
     expected = _error(lambda: torch.save({"a": 1}, place))
-    assert expected is not None
     found = _error(lambda: iobench.torch.save({"a": 1}, place, writer=WRITER))
-    assert found is not None
     assert found[0] is expected[0]
     assert sorted(os.listdir()) == ["dir", "file"]
 
 
-def test_too_little_room_for_both(
-    new_filesystem: Callable[..., Path], log_lines: Callable[[], list[str]]
-) -> None:
+def test_too_little_room_for_both(new_filesystem, log_lines) -> None:
     """Where only the new file in place of the old one has room, torch writes in place."""
     place = new_filesystem("tmpfs", 50 * 2**20) / "m.pt"
     state = {"a": torch.randn(6 * 2**20)}
@@ -534,7 +516,7 @@ def test_too_little_room_for_both(
     assert torch.equal(torch.load(place)["a"], state["a"])
 
 
-def test_a_full_disk(new_filesystem: Callable[..., Path]) -> None:
+def test_a_full_disk(new_filesystem) -> None:
     """An error that torch's callers expect, and OSError's too; what was there stays."""
     directory = new_filesystem("ext4", 48 * 2**20)
     small, large = {"a": torch.ones(9)}, {"a": torch.randn(20 * 2**20)}
@@ -577,7 +559,7 @@ TENSORS: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize("metadata", [None, {"format": "pt"}, {}, {"a": 1}], ids=str)
 @pytest.mark.parametrize("kind", TENSORS)
-def test_save_file_is_stock(kind: str, metadata: Any, tmp_path: Path) -> None:
+def test_save_file_is_stock(kind: str, metadata: Any, tmp_path) -> None:
     """The same bytes and permissions, or the same error; and each side loads the other's."""
     tensors = TENSORS[kind]()
     stock, ours = tmp_path / "stock", tmp_path / "ours"
@@ -603,7 +585,7 @@ def test_save_file_is_stock(kind: str, metadata: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "options", [{"device": "meta"}, {"backend": "pread"}, {"backend": "x"}], ids=str
 )
-def test_options_of_load_file(options: dict[str, Any], tmp_path: Path) -> None:
+def test_options_of_load_file(options: dict[str, Any], tmp_path) -> None:
     """Each gives what it gives in the library."""
     path = tmp_path / "m.safetensors"
     safetensors.torch.save_file({"a": torch.ones(3)}, path)
@@ -611,9 +593,7 @@ def test_options_of_load_file(options: dict[str, Any], tmp_path: Path) -> None:
     assert _error(lambda: iobench.safetensors.load_file(path, writer=WRITER, **options)) == expected
 
 
-def test_models_that_are_too_large_stay_mapped(
-    tmp_path: Path, log_lines: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_models_that_are_too_large_stay_mapped(tmp_path, log_lines, monkeypatch) -> None:
     """The stock function maps the file, as it does, where reading it would take too much memory."""
     path = tmp_path / "m.safetensors"
     safetensors.torch.save_file({"a": torch.ones(2**20)}, path)
@@ -625,7 +605,7 @@ def test_models_that_are_too_large_stay_mapped(
 # The default writer.
 
 
-def test_the_default_writer(tmp_path: Path) -> None:
+def test_the_default_writer(tmp_path) -> None:
     """It can be set by name, path or object, and only to one that keeps files."""
     with pytest.raises(UsageError, match="stores nothing"):
         iobench.set_default_writer("null")
@@ -641,9 +621,7 @@ def test_the_default_writer(tmp_path: Path) -> None:
     assert iobench.torch.load(tmp_path / "m.pt") == {"a": 1}
 
 
-def test_the_first_load_of_a_process(
-    tmp_path: Path, log_lines: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_first_load_of_a_process(tmp_path, log_lines, monkeypatch) -> None:
     """That of a job that resumes: torch has not imported the module of its settings yet."""
     torch.save({"n": 1}, tmp_path / "m.pt")
     monkeypatch.delattr(torch.utils, "serialization", raising=False)
@@ -651,7 +629,7 @@ def test_the_first_load_of_a_process(
     assert log_lines() == []
 
 
-def test_buckets(server: LocalS3) -> None:
+def test_buckets(server) -> None:
     """Paths may be those of objects where the writer stores objects."""
     state = {"a": torch.randn(30), "b": {"c": 1}}
     with server.active():

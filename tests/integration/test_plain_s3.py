@@ -1,11 +1,7 @@
 """The drop-ins for objects of a bucket: errors name their cause, not a missing file."""
 
-from __future__ import annotations
-
 import errno
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -16,7 +12,6 @@ import iobench.torch
 from iobench.errors import DataMismatchError, TransferError, UsageError
 from iobench.writers.s3 import S3Writer
 
-Load = Callable[..., Any]
 LOADS = pytest.mark.parametrize(
     ("load", "name"),
     [(iobench.torch.load, "m.pt"), (iobench.safetensors.load_file, "m.safetensors")],
@@ -41,7 +36,7 @@ def writer(endpoint_url: str) -> S3Writer:
 
 
 @LOADS
-def test_a_store_that_does_not_answer(load: Load, name: str) -> None:
+def test_a_store_that_does_not_answer(load, name: str) -> None:
     """A job that begins anew where there is no checkpoint must not take this for one."""
     with pytest.raises(TransferError) as refused:
         load(f"s3://bucket/{name}", writer=writer("http://127.0.0.1:9"))
@@ -50,7 +45,7 @@ def test_a_store_that_does_not_answer(load: Load, name: str) -> None:
 
 
 @LOADS
-def test_a_store_that_is_busy(load: Load, name: str, server: ScriptedS3) -> None:
+def test_a_store_that_is_busy(load, name: str, server) -> None:
     server.objects[name] = b"any"
     for operation in ("head", "get"):
         server.fail(operation, answer(503, "SlowDown"), times=9)
@@ -60,14 +55,14 @@ def test_a_store_that_is_busy(load: Load, name: str, server: ScriptedS3) -> None
 
 
 @LOADS
-def test_an_object_that_is_damaged(load: Load, name: str, server: ScriptedS3) -> None:
+def test_an_object_that_is_damaged(load, name: str, server) -> None:
     server.objects[name] = b"neither torch's nor safetensors'" * 9
     with pytest.raises(DataMismatchError):
         load(f"s3://bucket/{name}", writer=writer(server.endpoint_url))
 
 
 @LOADS
-def test_an_object_that_is_missing(load: Load, name: str, server: ScriptedS3) -> None:
+def test_an_object_that_is_missing(load, name: str, server) -> None:
     """The stock functions raise the same error for a file."""
     path = f"s3://bucket/{name}"
     with pytest.raises(FileNotFoundError) as missing:
@@ -77,9 +72,7 @@ def test_an_object_that_is_missing(load: Load, name: str, server: ScriptedS3) ->
 
 
 @LOADS
-def test_another_file_that_is_missing(
-    load: Load, name: str, server: ScriptedS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_file_that_is_missing(load, name, server, tmp_path, monkeypatch) -> None:
     """The login's, not the object: no reason to believe that there is no checkpoint."""
     for key in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(key)
@@ -102,7 +95,7 @@ def test_what_needs_the_stock_function() -> None:
         )
 
 
-def test_saves_that_need_the_stock_function(caplog: pytest.LogCaptureFixture) -> None:
+def test_saves_that_need_the_stock_function(caplog) -> None:
     """It would report a missing directory; the error has both reasons instead."""
     chosen, tensors = writer("http://127.0.0.1:9"), {"a": torch.arange(30.0)}
     with pytest.raises(UsageError) as refused:
@@ -115,10 +108,7 @@ def test_saves_that_need_the_stock_function(caplog: pytest.LogCaptureFixture) ->
         UsageError, match=r"format before torch 1\.6, and stock.*cannot write to buckets"
     ):
         iobench.torch.save(
-            tensors,
-            "s3://bucket/m.pt",
-            _use_new_zipfile_serialization=False,
-            writer=chosen,
+            tensors, "s3://bucket/m.pt", _use_new_zipfile_serialization=False, writer=chosen
         )
     metadata = {"a": "1", "b": "2"}
     with pytest.raises(UsageError, match=r"in random order, and stock.*cannot write to buckets"):
@@ -128,7 +118,7 @@ def test_saves_that_need_the_stock_function(caplog: pytest.LogCaptureFixture) ->
     assert not caplog.records, "nothing was done by the stock function"
 
 
-def test_what_goes_over_the_writer(server: ScriptedS3) -> None:
+def test_what_goes_over_the_writer(server) -> None:
     place, chosen = "s3://bucket/run", writer(server.endpoint_url)
     state = {"a": torch.arange(30.0)}
     iobench.torch.save(state, f"{place}/m.pt", writer=chosen)

@@ -3,8 +3,6 @@
 It is not a subclass of S3Writer: what uses more than the interface of `Writer` fails here.
 """
 
-from __future__ import annotations
-
 import contextlib
 import secrets
 from collections.abc import Iterator
@@ -95,7 +93,7 @@ def refused(writer: Writer) -> Any:
     return pytest.raises(refusals, match="'other-store' does not list and delete objects")
 
 
-def test_checkpoints(bucket: Bucket, writer: Writer, refused: Any) -> None:
+def test_checkpoints(bucket, writer, refused) -> None:
     """Saves, retention, a removal and a load."""
     with refused, Checkpointer(bucket.target, writer=writer, keep=KeepLast(2)) as ckpt:
         for step in (1, 2, 3):
@@ -106,7 +104,7 @@ def test_checkpoints(bucket: Bucket, writer: Writer, refused: Any) -> None:
         assert {name.partition("/")[0] for name in bucket.names()} == {"step-3"}
 
 
-def test_removed_files(bucket: Bucket, writer: Writer, refused: Any) -> None:
+def test_removed_files(bucket, writer, refused) -> None:
     """DCP overwrites a checkpoint, and Lightning removes one, by it."""
     bucket.put("file", b"data")
     state = {"w": torch.ones(10)}
@@ -120,7 +118,7 @@ def test_removed_files(bucket: Bucket, writer: Writer, refused: Any) -> None:
         assert bucket.stored("file") is None
 
 
-def test_a_run(bucket: Bucket, writer: Writer, refused: Any) -> None:
+def test_a_run(bucket, writer, refused) -> None:
     """`iobench run` measures it with its own locks and removals."""
     contender = WriterContender(writer)
     target = BucketTarget.of(bucket.target, [contender])
@@ -133,7 +131,7 @@ def test_a_run(bucket: Bucket, writer: Writer, refused: Any) -> None:
         assert not bucket.names()
 
 
-def test_a_remote_tier(bucket: Bucket, writer: Writer) -> None:
+def test_a_remote_tier(bucket, writer) -> None:
     """Its copies need more than the interface: the error says so, before anything is saved."""
     with pytest.raises(UsageError, match="writer 'other-store' does not do; choose the"):
         Remote(bucket.target, writer=writer).new_writer()
@@ -142,7 +140,7 @@ def test_a_remote_tier(bucket: Bucket, writer: Writer) -> None:
 @pytest.mark.parametrize(
     "check", [one for one in writer_checks() if "objects" in one.name], ids=str
 )
-def test_the_suite_asks_for_it(check: Any, bucket: Bucket) -> None:
+def test_the_suite_asks_for_it(check: Any, bucket) -> None:
     """A writer of a store whose `objects` is missing or wrong fails the conformance suite."""
 
     class Deaf(_Store):

@@ -1,16 +1,12 @@
 """Memory tiers of several ranks: each rank has its own, and all decide alike."""
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from iobench import load_checkpoint
 from iobench.units import MIB
 from tests.support import rank_memory, rank_saves
-from tests.support.rank_pool import RankPool
 
 pytestmark = pytest.mark.skipif(
     not Path("/dev/shm").is_dir(), reason="there is no tmpfs at /dev/shm"
@@ -19,7 +15,7 @@ pytestmark = pytest.mark.skipif(
 _SLOW = "memory of /dev/shm"
 
 
-def test_snapshots_fill_both_memories(ranks: RankPool, tmp_path: Path) -> None:
+def test_snapshots_fill_both_memories(ranks, tmp_path) -> None:
     """Six wait in each rank, are written in one order, and the newest is loaded from memory."""
     local = tmp_path / "local"
     found = ranks.first(2).call(rank_memory.spilled, str(local), None)
@@ -42,7 +38,7 @@ def test_snapshots_fill_both_memories(ranks: RankPool, tmp_path: Path) -> None:
     assert rank_saves.leftovers(str(local)) == []
 
 
-def test_what_retention_would_drop_is_superseded(ranks: RankPool, tmp_path: Path) -> None:
+def test_what_retention_would_drop_is_superseded(ranks, tmp_path) -> None:
     """In all ranks."""
     found = ranks.first(3).call(rank_memory.spilled, str(tmp_path / "local"), 1)
     for one in found:
@@ -61,9 +57,7 @@ def test_what_retention_would_drop_is_superseded(ranks: RankPool, tmp_path: Path
         ("wait", ["committed"] * 4),
     ],
 )
-def test_full_in_one_rank(
-    ranks: RankPool, tmp_path: Path, on_full: str, expected: list[str]
-) -> None:
+def test_full_in_one_rank(ranks, tmp_path, on_full, expected) -> None:
     """Rank 1 has memory for two snapshots, the others for five: all ranks decide by the two."""
     steps = [1, 2, 3, 4]
     call = rank_memory.full_memory
@@ -71,13 +65,13 @@ def test_full_in_one_rank(
     assert found == [expected] * 3
 
 
-def test_a_limit_is_lowered_in_one_rank(ranks: RankPool, tmp_path: Path) -> None:
+def test_a_limit_is_lowered_in_one_rank(ranks, tmp_path) -> None:
     """The next saves are skipped in all ranks, until there is memory again."""
     found = ranks.first(2).call(rank_memory.lowered, str(tmp_path / "local"))
     assert found == [[["committed", "skipped", "skipped", "committed"], [1, 4]]] * 2
 
 
-def test_no_memory_for_a_single_snapshot(ranks: RankPool, tmp_path: Path) -> None:
+def test_no_memory_for_a_single_snapshot(ranks, tmp_path) -> None:
     """The sizes in the rank that lacks memory, its number in the others; nothing waits for ever."""
     found = ranks.first(2).call(rank_memory.nothing_fits, str(tmp_path / "local"))
     (error, prepared, *rest), (own, own_prepared, *_) = found
@@ -90,13 +84,13 @@ def test_no_memory_for_a_single_snapshot(ranks: RankPool, tmp_path: Path) -> Non
         assert one[2:] == rest == ["committed", [2], ["failed", "committed"]]
 
 
-def test_a_state_that_grows(ranks: RankPool, tmp_path: Path) -> None:
+def test_a_state_that_grows(ranks, tmp_path) -> None:
     """All ranks wait for the smaller snapshots and use their memory."""
     found = ranks.first(2).call(rank_memory.grown, str(tmp_path / "local"))
     assert found == [[["committed"] * 4, [1, 2, 3, 4], 4.0]] * 2
 
 
-def test_a_damaged_snapshot(ranks: RankPool, tmp_path: Path) -> None:
+def test_a_damaged_snapshot(ranks, tmp_path) -> None:
     """The piece comes from storage; the next load of all ranks does too."""
     local = str(tmp_path / "local")
     found = ranks.first(2).call(rank_memory.damaged, local)
@@ -119,9 +113,7 @@ def test_a_damaged_snapshot(ranks: RankPool, tmp_path: Path) -> None:
     ],
     ids=["wait", "skip", "drop"],
 )
-def test_ranks_at_different_speeds(
-    ranks: RankPool, tmp_path: Path, options: dict[str, Any]
-) -> None:
+def test_ranks_at_different_speeds(ranks, tmp_path, options) -> None:
     """Random pauses and sizes of memory in each rank: the same saves have the same ends."""
     found = ranks.first(3).call(rank_memory.many, str(tmp_path / "local"), 7, 20, options)
     statuses, steps, newest = found[0]

@@ -1,7 +1,5 @@
 """`iobench run` over three ranks on two nodes, which are network namespaces. Needs root."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -50,7 +48,7 @@ def _run(
     return read(tmp_path / "run.jsonl"), out, err
 
 
-def test_a_slow_node_is_named(nodes: Nodes, tiny_path: Path, target: Path, tmp_path: Path) -> None:
+def test_a_slow_node_is_named(nodes, tiny_path, target, tmp_path) -> None:
     """All ranks are in the record; the straggler, the interface and the clocks are told. fio has
     run on both nodes at once."""
     record, out, err = _run(
@@ -64,7 +62,6 @@ def test_a_slow_node_is_named(nodes: Nodes, tiny_path: Path, target: Path, tmp_p
     assert os.listdir(target) == []
     check_samples(record)
     world = record.run.world
-    assert world is not None
     assert (world.size, world.nodes, world.node) == (3, 2, (0, 0, 1))
     assert world.hosts == ("node0", "node0", "node1")
     assert world.restored_from == (2, 0, 1)
@@ -82,7 +79,7 @@ def test_a_slow_node_is_named(nodes: Nodes, tiny_path: Path, target: Path, tmp_p
     assert "stragglers of late save: host node1: rank 2 in 1 of 1, up to " in out
 
 
-def test_slices(nodes: Nodes, tiny_path: Path, target: Path, tmp_path: Path) -> None:
+def test_slices(nodes, tiny_path, target, tmp_path) -> None:
     """The files of rank 0 are saved once: by it, by all, or by one rank of each node. All ranks
     restore all of them, also some tensors, and together."""
     record, _, err = _run(
@@ -104,7 +101,6 @@ def test_slices(nodes: Nodes, tiny_path: Path, target: Path, tmp_path: Path) -> 
         if one.operation == "save":
             shares[one.axes.slices] = one.jobs_bytes
             assert one.bytes == size
-            assert one.stored is not None
             assert one.stored.problems == ()
         else:
             assert one.jobs_bytes == (size,) * 3

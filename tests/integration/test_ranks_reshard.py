@@ -1,11 +1,10 @@
 """Real ranks save and load: any world size and sharding gives the state of one process."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
 import secrets
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -14,9 +13,9 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 import iobench
 from iobench.checkpoint.object_store import ObjectStore
-from iobench.testing import LocalS3
+from iobench.ranks.restore_plan import RESTORE_MODES
 from iobench.writers.s3 import S3Writer
-from tests.support import rank_states
+from tests.support import rank_slices, rank_states
 from tests.support.rank_pool import RankPool
 from tests.support.rank_states import LAYOUTS, digest, full
 
@@ -51,25 +50,25 @@ def saved(pool: RankPool, kept: dict[str, Path], tmp_path_factory: pytest.TempPa
 
 @pytest.mark.parametrize("saved_by", _SIZES)
 @pytest.mark.parametrize("size", _SIZES)
-def test_any_world_size(pool: RankPool, saved: Path, saved_by: int, size: int) -> None:
-    """Every layout of the save, loaded in another layout: equal by hash."""
+def test_any_world_size(pool, saved, saved_by: int, size: int) -> None:
+    """Every layout of the save, loaded in another layout and by each mode: equal by hash."""
     for number in range(4 if saved_by > 1 else 1):
         layout = LAYOUTS[(number + size) % 4]
         step = 10 * saved_by + number
-        found = pool.call(rank_states.load, str(saved), step, layout, saved_by, world=size)
+        mode = RESTORE_MODES[(number + size + saved_by) % 4]
+        found = pool.call(rank_states.load, str(saved), step, layout, saved_by, mode, world=size)
         assert found == [digest(full())] * size
 
 
 @pytest.mark.parametrize("saved_by", _SIZES)
-def test_ranks_with_different_keys(pool: RankPool, tmp_path: Path, saved_by: int) -> None:
+def test_ranks_with_different_keys(pool, tmp_path, saved_by: int) -> None:
     """Pipeline parallelism: each rank gets the layers of its own `like`, of any other split.
 
     A layer that no rank wants is an error in all of them.
     """
-    modes = ("all", "broadcast", "all-gather", "auto")
     assert pool.call(rank_states.save_stages, str(tmp_path), 1, world=saved_by)
     for size in _SIZES:
-        mode = modes[(saved_by + size) % 4]
+        mode = RESTORE_MODES[(saved_by + size) % 4]
         found = pool.call(rank_states.load_stages, str(tmp_path), 1, mode, world=size)
         assert all("unexpected 1 (model.layers.3.weight)" in error for _, error in found), found
         if size > 1 and mode == "all":
@@ -78,7 +77,7 @@ def test_ranks_with_different_keys(pool: RankPool, tmp_path: Path, saved_by: int
             assert sum(moved for moved, _ in found) < 1.5 * whole, (found, whole)
 
 
-def test_views_of_one_process(pool: RankPool, tmp_path: Path) -> None:
+def test_views_of_one_process(pool, tmp_path) -> None:
     """A slice and its base share memory again in ranks, also where the base is sharded."""
     weight = torch.arange(60.0).reshape(6, 10)
     state = {"model": {"w": weight, "row": weight[2], "turned": weight.t()}}
@@ -88,7 +87,7 @@ def test_views_of_one_process(pool: RankPool, tmp_path: Path) -> None:
     assert found == [[True] * 5] * 2
 
 
-def test_resume(pool: RankPool, tmp_path: Path) -> None:
+def test_resume(pool, tmp_path) -> None:
     """One line begins a job and goes on with it, also with other ranks: module and optimizer."""
     ((_, whole), *_) = pool.call(rank_states.resumes, str(tmp_path / "whole"), 5, world=2)
     ((first, _), *_) = pool.call(rank_states.resumes, str(tmp_path / "parts"), 3, world=2)
@@ -98,7 +97,7 @@ def test_resume(pool: RankPool, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("at", [20, -1])
-def test_damage_of_one_process(pool: RankPool, tmp_path: Path, at: int) -> None:
+def test_damage_of_one_process(pool, tmp_path, at: int) -> None:
     """In the header of the file, or in a tensor: every rank refuses the checkpoint."""
     with iobench.Checkpointer(tmp_path, writer="buffered") as ckpt:
         for step in (1, 2):
@@ -114,9 +113,7 @@ def test_damage_of_one_process(pool: RankPool, tmp_path: Path, at: int) -> None:
 
 
 @pytest.mark.parametrize(("saved_by", "number"), [(2, 0), (3, 2), (4, 1)])
-def test_stock_torch_reads_it(
-    pool: RankPool, saved: Path, tmp_path: Path, saved_by: int, number: int
-) -> None:
+def test_stock_torch_reads_it(pool, saved, tmp_path, saved_by, number) -> None:
     """`dcp.load` at another sharding, and torch's format_utils, which read every item."""
     checkpoint = saved / f"step-{10 * saved_by + number}"
     pool.call(rank_states.stock_load, str(checkpoint), "columns")
@@ -133,7 +130,7 @@ def test_stock_torch_reads_it(
         assert found["rng"][f"rank{rank}"]["torch"].tolist() == [rank] * 4
 
 
-def test_all_of_it_without_a_job(saved: Path) -> None:
+def test_all_of_it_without_a_job(saved) -> None:
     """`load_checkpoint` in one process reads what four ranks saved, without torch's pickle."""
     state = iobench.load_checkpoint(saved, 40)
     state["model"].pop("tied")
@@ -145,7 +142,7 @@ def test_all_of_it_without_a_job(saved: Path) -> None:
     assert not list((saved / "step-40").glob("part-*"))
 
 
-def test_in_a_bucket(pool: RankPool, server: LocalS3) -> None:
+def test_in_a_bucket(pool, server) -> None:
     """The manifest object is the commit; the ranks of an earlier start write to another prefix."""
     with server.active():
         environ = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
@@ -161,3 +158,18 @@ def test_in_a_bucket(pool: RankPool, server: LocalS3) -> None:
         assert re.fullmatch(r".*/step-2\.[0-9]+", store.locate(2))
         loaded = pool.call(rank_states.load_from_bucket, bucket, environ, world=3)
         assert loaded == [digest(full())] * 3
+
+
+_HEADERS = 64 * 1024  # of torch's file format: about 1 KiB for each part
+
+
+def test_stock_dcp_loads_what_ranks_saved_in_slices(ranks, tmp_path) -> None:
+    """Plain tensors, DTensors replicated, sharded by rows, by columns and both, objects."""
+    assert ranks.call(rank_slices.save_in_slices, str(tmp_path)) == [[]] * 4
+    shares = Counter[str]()
+    for file in (tmp_path / "step-1").glob("*.distcp"):
+        shares[file.name.split("_")[2]] += file.stat().st_size
+    assert len(shares) == 4
+    mean = shares.total() / len(shares)
+    # 64 KiB is the least unit of a share; this state is small, so that the test is quick.
+    assert max(shares.values()) <= mean * 1.01 + 64 * 1024 + _HEADERS, shares

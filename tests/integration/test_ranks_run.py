@@ -1,11 +1,7 @@
 """`iobench run` over the ranks of a launcher: real processes, as torchrun or srun starts them."""
 
-from __future__ import annotations
-
 import os
 import signal
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from support.filesystems import no_private_mounts
@@ -16,14 +12,13 @@ from support.torchrun import torchrun
 
 from iobench.report.summary import summarise
 from iobench.results import read
-from iobench.testing import LocalS3
 from iobench.workloads import load
 from iobench.writers.s3 import S3Writer
 from iobench.writers.s3_store.objects import S3Objects
 from iobench.writers.s3_store.target import S3Target
 
 
-def test_torchrun(tiny_path: Path, target: Path, tmp_path: Path) -> None:
+def test_torchrun(tiny_path, target, tmp_path) -> None:
     """Both ranks of one node in one record: their own files, fio too, and rank 0 alone prints."""
     done = torchrun(
         [
@@ -43,14 +38,12 @@ def test_torchrun(tiny_path: Path, target: Path, tmp_path: Path) -> None:
     record = read(tmp_path / "run.jsonl")
     check_samples(record)
     world = record.run.world
-    assert world is not None
     assert (world.launcher, world.size, world.nodes) == ("torchrun", 2, 1)
     assert world.restored_from == (0, 1)
     assert len(record.samples) == 2 * 2
     for one in record.samples:  # rank 1 has 14 KB of the 6 MiB
         assert sum(one.jobs_bytes) == one.bytes
         assert 0 < one.jobs_bytes[1] < one.jobs_bytes[0] / 100
-        assert one.memory is not None
         cached = one.memory.page_cache_bytes  # of both ranks
         assert cached is None or cached >= one.bytes
     report = summarise(record)
@@ -61,7 +54,7 @@ def test_torchrun(tiny_path: Path, target: Path, tmp_path: Path) -> None:
     assert not any(one.error for one in record.ceiling), record.ceiling
 
 
-def test_two_nodes_of_slurm(tiny_path: Path, target: Path, tmp_path: Path) -> None:
+def test_two_nodes_of_slurm(tiny_path, target, tmp_path) -> None:
     """Each restores what the other node wrote. A writer that fails in rank 1 ends its own rows
     with the rank's name, wrong bytes there are found, and the exit code is that of rank 0."""
     job, more = job_number(), {"PYTHONPATH": meddling(tmp_path)}
@@ -84,7 +77,6 @@ def test_two_nodes_of_slurm(tiny_path: Path, target: Path, tmp_path: Path) -> No
     assert os.listdir(target) == []
     record = read(tmp_path / "run.jsonl")
     world = record.run.world
-    assert world is not None
     assert (world.launcher, world.nodes, world.restored_from) == ("slurm", 2, (1, 0))
     assert [one.writer for one in record.failures] == ["failing"]
     meeting = [one for one in record.samples if one.writer == "meeting"]
@@ -93,18 +85,15 @@ def test_two_nodes_of_slurm(tiny_path: Path, target: Path, tmp_path: Path) -> No
     assert [one.jobs_bytes[0] > one.jobs_bytes[1] for one in meeting] == [True, False, False]
     assert [one.verified and one.verified.mismatches for one in meeting] == [None, 0, 0]
     for one in meeting if machines else ():  # each counts what the device of both moves
-        assert one.device is not None
         moved = one.device.write_bytes if one.operation == "save" else one.device.read_bytes
         assert moved is not None
         assert moved >= 1.98 * one.bytes
-        assert one.stored is not None
         assert (one.stored.unsynced_bytes, one.stored.problems) == (0, ())
         assert one.operation == "restore" or one.stored.flushed is True
         assert 0 < one.clock_error_s < 0.1
     wrong = [one.verified for one in record.samples if one.writer == "wrong" and one.verified]
     assert len(wrong) == 2  # both ranks read, and the files of rank 1 come back wrong
     assert all(0 < one.mismatches < one.tensors / 2 for one in wrong)
-    assert record.end is not None
     assert record.end.status == "complete"
 
 
@@ -117,9 +106,7 @@ def test_two_nodes_of_slurm(tiny_path: Path, target: Path, tmp_path: Path) -> No
         (("run", "--background", "restore"), 2, "", "--background: 2 ranks take part, started by"),
     ],
 )
-def test_rank_0_alone_tells_what_all_ranks_know(
-    arguments: tuple[str, ...], code: int, out: str, err: str, tmp_path: Path
-) -> None:
+def test_rank_0_alone_tells_what_all_ranks_know(arguments, code, out, err, tmp_path) -> None:
     """Help, and errors in the command line."""
     job = job_number()
     environments = [torchrun_variables(rank, 2, job) for rank in range(2)]
@@ -131,7 +118,7 @@ def test_rank_0_alone_tells_what_all_ranks_know(
     assert err in first[2]
 
 
-def test_a_rank_without_the_writer_ends_all(tiny_path: Path, target: Path, tmp_path: Path) -> None:
+def test_a_rank_without_the_writer_ends_all(tiny_path, target, tmp_path) -> None:
     """With its own error and exit code: one node lacks a package that rank 0 has."""
     job, site = job_number(), meddling(tmp_path)
     environments = [torchrun_variables(rank, 2, job) for rank in range(2)]
@@ -157,14 +144,11 @@ def test_a_rank_without_the_writer_ends_all(tiny_path: Path, target: Path, tmp_p
 
 
 @pytest.mark.parametrize("how", ["killed", "interrupted"])
-def test_a_rank_ends_in_a_save(how: str, tiny_path: Path, target: Path, tmp_path: Path) -> None:
+def test_a_rank_ends_in_a_save(how: str, tiny_path, target, tmp_path) -> None:
     """A killed rank is named at once, with its phase. An interrupt of all ranks, as torchrun sends
     it, ends them. Nothing stays in the target, and the record says how far the run came."""
     begun, job = tmp_path / "begun", job_number()
-    more = {
-        "PYTHONPATH": meddling(tmp_path),
-        "STUCK": str(begun),
-    }
+    more = {"PYTHONPATH": meddling(tmp_path), "STUCK": str(begun)}
     arguments = (
         *("run", "-w", tiny_path, "--target", target, "--writer", "stuck", "--size", "full"),
         *("--repeat", "1", "--no-fio", "-o", tmp_path / "run.jsonl"),
@@ -191,11 +175,10 @@ def test_a_rank_ends_in_a_save(how: str, tiny_path: Path, target: Path, tmp_path
     assert os.listdir(target) == []
     record = read(tmp_path / "run.jsonl")
     assert record.samples == ()
-    assert record.end is not None
     assert record.end.status == ("failed" if how == "killed" else "interrupted")
 
 
-def test_a_bucket(server: LocalS3, tiny_path: Path, tmp_path: Path) -> None:
+def test_a_bucket(server, tiny_path, tmp_path) -> None:
     """Ranks share it as they share a directory; no fio, no page cache, no device."""
     target, job = f"{server.target}/ranks", job_number()
     arguments = (
@@ -215,7 +198,7 @@ def test_a_bucket(server: LocalS3, tiny_path: Path, tmp_path: Path) -> None:
         assert list(S3Objects(S3Writer().client, S3Target.parse(target)).names("")) == []
 
 
-def test_replicas_restore_together(tiny_path: Path, target: Path, tmp_path: Path) -> None:
+def test_replicas_restore_together(tiny_path, target, tmp_path) -> None:
     """Every rank saves the files of rank 0, and all restore those that rank 0 saved."""
     job = job_number()
     arguments = (
@@ -233,7 +216,6 @@ def test_replicas_restore_together(tiny_path: Path, target: Path, tmp_path: Path
     record = read(tmp_path / "run.jsonl")
     check_samples(record)
     world = record.run.world
-    assert world is not None
     assert world.restored_from == (0, 0)
     restores = [one for one in record.samples if one.operation == "restore"]
     assert len({(one.axes.restore_mode, one.axes.restore_as) for one in restores}) == 9
@@ -277,7 +259,7 @@ layout:
 """
 
 
-def test_peers_load_a_model_in_ranks(target: Path, tmp_path: Path) -> None:
+def test_peers_load_a_model_in_ranks(target, tmp_path) -> None:
     """Next to our writers: each rank by itself, and the Run:ai streamer in its distributed mode."""
     pytest.importorskip("runai_model_streamer")
     workload = tmp_path / "small.yaml"
@@ -311,7 +293,7 @@ def test_peers_load_a_model_in_ranks(target: Path, tmp_path: Path) -> None:
     assert len({one.bytes for one in restores}) == 1
 
 
-def test_the_device_reads_a_model_once(new_filesystem: Callable[..., Path], tmp_path: Path) -> None:
+def test_the_device_reads_a_model_once(new_filesystem, tmp_path) -> None:
     """By the counter of a device of its own: four ranks of tensor parallelism read the model
     once together. By themselves they read it again where it is cut by columns."""
     job, target, workload = job_number(), new_filesystem("ext4"), tmp_path / "small.yaml"

@@ -1,10 +1,6 @@
 """Saves of real ranks: the same ones in all ranks, and a failure of one fails in all of them."""
 
-from __future__ import annotations
-
 import os
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,7 +11,7 @@ from iobench.ranks.restore_plan import RESTORE_MODES
 from iobench.units import MIB
 from tests.support import rank_saves
 from tests.support.rank_pool import FirstRanks, RankPool
-from tests.support.rank_states import digest, full
+from tests.support.rank_states import digest
 
 _HOW = ("save", "save_async")
 
@@ -34,12 +30,7 @@ def pool(ranks: RankPool) -> FirstRanks:
     ],
 )
 def test_rank_0_decides_which_snapshot_is_written(
-    pool: FirstRanks,
-    tmp_path: Path,
-    slots: int,
-    on_full: str,
-    steps: list[int],
-    expected: list[str],
+    pool, tmp_path, slots, on_full, steps, expected
 ) -> None:
     """The newest snapshot is next; all ranks write, skip and drop the same ones."""
     directory = tmp_path / "a"
@@ -55,13 +46,15 @@ def test_rank_0_decides_which_snapshot_is_written(
     ("size", "layout", "share", "lazy", "gpu"),
     [
         *((2, "rows", 1 / 8, False, False), (4, "rows", 1 / 2, True, False)),
-        *((4, "mixed", 1 / 8, True, False), (2, "mixed", 1, False, False)),
+        *(
+            (4, "mixed", 1 / 8, True, False),
+            (2, "mixed", 1, False, False),
+            (2, "mixed", 1, False, True),
+        ),
         *((2, "rows", 1 / 2, True, True), (4, "mixed", 1 / 8, False, True)),
     ],
 )
-def test_a_budget_below_the_state(
-    ranks: RankPool, tmp_path: Path, size: int, layout: str, share: float, lazy: bool, gpu: bool
-) -> None:
+def test_a_budget_below_the_state(ranks, tmp_path, size, layout, share, lazy, gpu) -> None:
     """The files are bit for bit those of a save without a budget, of the moment of the call."""
     found = ranks.first(size).call(rank_saves.streamed, str(tmp_path), layout, share, lazy, gpu)
     assert all(one == [["committed", share < 1, True]] * 2 for one in found)
@@ -75,7 +68,7 @@ def test_a_budget_below_the_state(
         assert digest(states[0]["model"]) == digest(states[1]["model"])
 
 
-def test_a_budget_with_replicas(pool: FirstRanks, tmp_path: Path) -> None:
+def test_a_budget_with_replicas(pool, tmp_path) -> None:
     """It may mean fewer slots. One below the state is refused: replicas are sent from a whole
     snapshot in memory."""
     for *saves, outcomes, error in pool.call(rank_saves.replicated_budget, str(tmp_path)):
@@ -84,7 +77,7 @@ def test_a_budget_with_replicas(pool: FirstRanks, tmp_path: Path) -> None:
         assert "the budget is 100.00 KiB" in error
 
 
-def test_an_error_of_prepare_in_one_rank(pool: FirstRanks, tmp_path: Path) -> None:
+def test_an_error_of_prepare_in_one_rank(pool, tmp_path) -> None:
     """It is raised in all ranks, and none waits for another: the next saves work."""
     (first, failed, steps), (own, own_failed, own_steps) = pool.call(
         rank_saves.prepared, str(tmp_path)
@@ -98,7 +91,7 @@ def test_an_error_of_prepare_in_one_rank(pool: FirstRanks, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("what", ["pages", "thread"])
-def test_a_rank_without_memory_for_a_load(pool: FirstRanks, tmp_path: Path, what: str) -> None:
+def test_a_rank_without_memory_for_a_load(pool, tmp_path, what: str) -> None:
     """The others do not wait for it. It is not damage: no other checkpoint is tried."""
     (first, threads, epoch), (own, own_threads, _) = pool.call(
         rank_saves.without_memory, str(tmp_path), what
@@ -125,9 +118,7 @@ def test_a_rank_without_memory_for_a_load(pool: FirstRanks, tmp_path: Path, what
         ("publish:0", "streamed"),
     ],
 )
-def test_a_failure_fails_in_all_ranks(
-    pool: FirstRanks, tmp_path: Path, what: str, how: str
-) -> None:
+def test_a_failure_fails_in_all_ranks(pool, tmp_path, what, how) -> None:
     """Every rank names the rank that failed; nothing is visible or left; the next save works."""
     found = pool.call(rank_saves.failing, str(tmp_path), what, how)
     failed = what[-1]
@@ -156,9 +147,7 @@ def test_a_failure_fails_in_all_ranks(
         ("step", "step 1 is saved already"),
     ],
 )
-def test_states_that_do_not_fit_together(
-    pool: FirstRanks, tmp_path: Path, what: str, message: str
-) -> None:
+def test_states_that_do_not_fit_together(pool, tmp_path, what, message) -> None:
     """All ranks raise, with the path of the value; the next save works."""
     found = pool.call(rank_saves.refused, str(tmp_path), what)
     for error, later in found:
@@ -167,7 +156,7 @@ def test_states_that_do_not_fit_together(
     assert rank_saves.leftovers(str(tmp_path)) == []
 
 
-def test_damage_in_the_part_of_one_rank(pool: FirstRanks, tmp_path: Path) -> None:
+def test_damage_in_the_part_of_one_rank(pool, tmp_path) -> None:
     """A flipped bit raises in all ranks, whoever reads it; "previous" restores the one before."""
     pool.call(rank_saves.saves, str(tmp_path), [1, 2])
     file = tmp_path / "step-2" / "__1_0.distcp"
@@ -186,7 +175,7 @@ def test_damage_in_the_part_of_one_rank(pool: FirstRanks, tmp_path: Path) -> Non
         iobench.load_checkpoint(tmp_path)
 
 
-def test_loads_on_a_full_disk(pool: FirstRanks, new_filesystem: Callable[..., Path]) -> None:
+def test_loads_on_a_full_disk(pool, new_filesystem) -> None:
     """A load writes nothing, so it needs no space."""
     root = new_filesystem("tmpfs", 8 * MIB)
     found = pool.call(rank_saves.full_disk, str(root / "runs"), str(root / "filler"))
@@ -194,7 +183,7 @@ def test_loads_on_a_full_disk(pool: FirstRanks, new_filesystem: Callable[..., Pa
     assert sorted(os.listdir(root / "runs")) == [".iobench-lock", "step-1"]
 
 
-def test_retention_and_removal(pool: FirstRanks, tmp_path: Path) -> None:
+def test_retention_and_removal(pool, tmp_path) -> None:
     """Rank 0 removes for all; a state of another structure is planned anew."""
     for found in pool.call(rank_saves.kept, str(tmp_path)):
         steps, latest, left, then, error, seen, again, names = found
@@ -204,7 +193,7 @@ def test_retention_and_removal(pool: FirstRanks, tmp_path: Path) -> None:
         assert names == ["empty", "half"]
 
 
-def test_the_copy_begins_before_the_ranks_agree(pool: FirstRanks, tmp_path: Path) -> None:
+def test_the_copy_begins_before_the_ranks_agree(pool, tmp_path) -> None:
     """If another rank then has a new structure, rank 0 copies what it writes now.
 
     If another rank cannot save, the save fails in all ranks, and its slot is free again.
@@ -219,7 +208,7 @@ def test_the_copy_begins_before_the_ranks_agree(pool: FirstRanks, tmp_path: Path
         assert (statuses, steps) == (["committed"] * 3, [1, 2, 4])
 
 
-def test_lazy_saves(pool: FirstRanks, tmp_path: Path) -> None:
+def test_lazy_saves(pool, tmp_path) -> None:
     """A tensor that changes during the copy of one rank fails the save in all ranks."""
     for rank, (value, first, again, steps) in enumerate(pool.call(rank_saves.lazy, str(tmp_path))):
         assert value == 1.0
@@ -228,20 +217,13 @@ def test_lazy_saves(pool: FirstRanks, tmp_path: Path) -> None:
         assert (again, steps) == ("", [1, 3])
 
 
-def test_the_copy_from_a_device(pool: FirstRanks, tmp_path: Path) -> None:
-    """Part by part into a slot, here with tensors of the host, gives the same checkpoint."""
-    expected = digest(full(3))
-    for found in pool.call(rank_saves.like_a_device, str(tmp_path)):
-        assert found == ["committed", "committed", True, True, expected, expected]
-
-
-def test_a_schedule_that_measures_decides_for_all(pool: FirstRanks, tmp_path: Path) -> None:
+def test_a_schedule_that_measures_decides_for_all(pool, tmp_path) -> None:
     first, second = pool.call(rank_saves.auto_schedule, str(tmp_path))
     assert first == second
     assert any(first)
 
 
-def test_two_jobs_in_one_directory(pool: FirstRanks, tmp_path: Path) -> None:
+def test_two_jobs_in_one_directory(pool, tmp_path) -> None:
     """Another job is refused, in all of its ranks, with the holder's name."""
     holder = f"process {os.getpid()} on host"
     with iobench.Checkpointer(tmp_path):
@@ -254,7 +236,7 @@ def test_two_jobs_in_one_directory(pool: FirstRanks, tmp_path: Path) -> None:
     assert pool.call(rank_saves.held_lock, str(tmp_path)) == ["", ""]
 
 
-def test_a_directory_of_one_node_alone(pool: FirstRanks, tmp_path: Path) -> None:
+def test_a_directory_of_one_node_alone(pool, tmp_path) -> None:
     """Rank 0 looks at every part, so it names the rank whose directory is another one."""
     if why := no_private_mounts():
         pytest.skip(why)
@@ -266,7 +248,7 @@ def test_a_directory_of_one_node_alone(pool: FirstRanks, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("told", [True, False])
-def test_an_interrupt_in_a_save(pool: FirstRanks, tmp_path: Path, told: bool) -> None:
+def test_an_interrupt_in_a_save(pool, tmp_path, told: bool) -> None:
     """Ctrl-C in a rank that waits for the others, which do the save without it. No checkpoint has
     the values of two steps, also if the interrupted rank goes on to the next one."""
     directory = tmp_path / "runs"
@@ -286,9 +268,7 @@ def test_an_interrupt_in_a_save(pool: FirstRanks, tmp_path: Path, told: bool) ->
         assert [one.unique().tolist() for one in values] == [[step], [step]]
 
 
-def test_an_exception_in_one_rank_ends_the_wait_of_the_others(
-    pool: FirstRanks, tmp_path: Path
-) -> None:
+def test_an_exception_in_one_rank_ends_the_wait_of_the_others(pool, tmp_path) -> None:
     """`with` tells the others: they do not wait for the deadline."""
     (first,), (second,) = pool.call(rank_saves.broken_job, str(tmp_path))
     assert first.startswith("RankError: rank 1 (host")

@@ -1,7 +1,5 @@
 """The redirect of DCP in this process: the order in which a save becomes durable."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,9 +33,7 @@ def _save(path: Path) -> None:
         dcp.save(STATE, checkpoint_id=path)
 
 
-def test_the_commit_is_durable_when_the_save_returns(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_commit_is_durable_when_the_save_returns(tmp_path, monkeypatch) -> None:
     """The last call syncs the directory of .metadata."""
     done = _watch(monkeypatch)
     _save(tmp_path / "checkpoint")
@@ -47,9 +43,7 @@ def test_the_commit_is_durable_when_the_save_returns(
     ]
 
 
-def test_the_directory_that_a_save_makes_is_durable_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_directory_that_a_save_makes_is_durable_too(tmp_path, monkeypatch) -> None:
     """New parent directories are synced before the commit; later saves make none."""
     monkeypatch.chdir(tmp_path)
     done = _watch(monkeypatch)

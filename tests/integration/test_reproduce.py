@@ -1,16 +1,10 @@
 """`iobench reproduce` as a user calls it: measured on a real file system, and from records."""
 
-from __future__ import annotations
-
 import json
 import os
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
-Command = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 @pytest.fixture(autouse=True)
@@ -19,7 +13,7 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def test_hybrid_io_is_measured_and_judged_again(iobench_inside: Command, target: Path) -> None:
+def test_hybrid_io_is_measured_and_judged_again(iobench_inside, target) -> None:
     """Every claim gets an answer, the wall clock by training; the records give the same answers
     again."""
     done = iobench_inside(
@@ -71,9 +65,7 @@ def test_hybrid_io_is_measured_and_judged_again(iobench_inside: Command, target:
         ),
     ],
 )
-def test_claims_about_training(
-    name: str, sides: list[str], figure: str, iobench_inside: Command, target: Path
-) -> None:
+def test_claims_about_training(name, sides, figure, iobench_inside, target) -> None:
     """Each is measured by training. It is too small for the claim's setting, and the answer says
     so."""
     done = iobench_inside(

@@ -84,7 +84,7 @@ def server(request: pytest.FixtureRequest) -> Iterator[LocalS3]:
 
 
 @pytest.mark.parametrize("lies", ["kept back", "answer lost"])
-def test_no_step_is_lost(server: LocalS3, lies: str, request: pytest.FixtureRequest) -> None:
+def test_no_step_is_lost(server, lies: str, request) -> None:
     """A committed step stays until its replacement is proved; no upload is left. moto's HeadObject
     proves a completion whose answer is lost. rclone's has another ETag for an object of parts, and
     no checksum: that save fails."""

@@ -1,7 +1,5 @@
 """`safe_open` by a writer, compared with the stock class: the same tensors, and the same errors."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import gc
@@ -26,6 +24,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
+from support.captured import captured
 from support.fake_device import FakeBytes, FakeDevice
 from support.torchrun import require_own_name
 
@@ -91,7 +90,7 @@ _OTHERS: list[Any] = [
 @settings(max_examples=300)
 @given(st.integers(0), st.one_of(_ITEMS, st.lists(_ITEMS, max_size=4).map(tuple)))
 @pytest.mark.filterwarnings("ignore:Using a non-tuple sequence")
-def test_every_slice(many: Path, number: int, index: Any) -> None:
+def test_every_slice(many, number: int, index: Any) -> None:
     """Integers, slices, ellipses and new axes, valid and invalid: the values or the error."""
     _compare(many, number, index)
 
@@ -108,14 +107,14 @@ def _compare(many: Path, number: int, index: Any) -> None:
 
 @pytest.mark.parametrize("index", _OTHERS, ids=str)
 @pytest.mark.filterwarnings("ignore:Using a non-tuple sequence")
-def test_other_indices(many: Path, index: Any) -> None:
+def test_other_indices(many, index: Any) -> None:
     """Lists, tensors and nonsense: what torch makes of them."""
     for number in range(0, len(_SHAPES) * len(_DTYPES) + 1, 7):
         _compare(many, number, index)
 
 
 @pytest.mark.parametrize("writer", ["hybrid", "odirect", "uring", "buffered"])
-def test_all_that_is_asked(many: Path, writer: str) -> None:
+def test_all_that_is_asked(many, writer) -> None:
     """Names, metadata, shapes, dtypes and whole tensors, in memory of their own."""
     with (
         safetensors.safe_open(many, framework="pt") as stock,
@@ -142,7 +141,7 @@ def test_all_that_is_asked(many: Path, writer: str) -> None:
                 )
 
 
-def test_packed_values_are_stocks(tmp_path: Path) -> None:
+def test_packed_values_are_stocks(tmp_path) -> None:
     """Two values in a byte: the stock class counts values, and refuses to cut them."""
     packed = torch.arange(24, dtype=torch.uint8).view(torch.float4_e2m1fn_x2).view(4, 6)
     save_file({"a": packed}, tmp_path / "a.safetensors")
@@ -153,7 +152,7 @@ def test_packed_values_are_stocks(tmp_path: Path) -> None:
     assert _outcome(lambda: ours.get_slice("a")[0]) == _outcome(lambda: stock.get_slice("a")[0])
 
 
-def test_closed_files(many: Path) -> None:
+def test_closed_files(many) -> None:
     """Every method raises; slices made before go on, and so do files that no one closes."""
     files = [
         opening(many, framework="pt")
@@ -177,7 +176,7 @@ def test_closed_files(many: Path) -> None:
             copy.copy(kept)
 
 
-def test_no_file_stays_open(many: Path) -> None:
+def test_no_file_stays_open(many) -> None:
     """A handle that is not closed holds no descriptor and no mapping; its tensors stay."""
     maps = Path("/proc/self/maps")
     before = len(os.listdir("/proc/self/fd")), maps.read_text().count(str(many))
@@ -198,7 +197,7 @@ def test_no_file_stays_open(many: Path) -> None:
     ],
     ids=str,
 )
-def test_arguments_that_stock_refuses(many: Path, arguments: tuple[Any, ...]) -> None:
+def test_arguments_that_stock_refuses(many, arguments: tuple[Any, ...]) -> None:
     given = [str(many) if one == "{}" else one for one in arguments]
     stock = _outcome(lambda: safetensors.safe_open(*given))
     ours = _outcome(lambda: iobench.safetensors.safe_open(*given))
@@ -208,7 +207,7 @@ def test_arguments_that_stock_refuses(many: Path, arguments: tuple[Any, ...]) ->
 
 
 @pytest.mark.parametrize("damage", ["cut", "empty", "header", "json", "longer", "hole"])
-def test_damaged_files(many: Path, tmp_path: Path, damage: str) -> None:
+def test_damaged_files(many, tmp_path, damage: str) -> None:
     """A file that is truncated, or whose header is damaged: the stock class's own error."""
     data, file = many.read_bytes(), tmp_path / "bad.safetensors"
     length = 8 + int.from_bytes(data[:8], "little")
@@ -227,7 +226,7 @@ def test_damaged_files(many: Path, tmp_path: Path, damage: str) -> None:
     assert _outcome(lambda: iobench.safetensors.safe_open(file, "pt")) == stock
 
 
-def test_what_stock_opens(many: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_stock_opens(many, caplog) -> None:
     """Arrays of numpy, and devices that this torch does not see: reported, and never refused."""
     caplog.set_level(logging.WARNING, logger="iobench")
     arrays = iobench.safetensors.safe_open(many, framework="np")
@@ -248,7 +247,7 @@ class _Refusing(ODirectWriter):
         raise UnavailableError("odirect", "no O_DIRECT here.")
 
 
-def test_reads_that_fail(many: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_reads_that_fail(many, caplog) -> None:
     """The stock class reads what the writer cannot, and what does not fit into the memory."""
     caplog.set_level(logging.WARNING, logger="iobench")
     stock = safetensors.safe_open(many, "pt").get_tensor("large")
@@ -262,7 +261,7 @@ def test_reads_that_fail(many: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert "larger than the free memory" in caplog.text
 
 
-def test_a_file_that_was_replaced(many: Path, tmp_path: Path) -> None:
+def test_a_file_that_was_replaced(many, tmp_path) -> None:
     """Not a byte comes from another file of the same name and size, nor from one that was cut."""
     file = tmp_path / "model.safetensors"
     file.write_bytes(many.read_bytes())
@@ -279,7 +278,7 @@ def test_a_file_that_was_replaced(many: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("writer", ["uring", "hybrid"])
-def test_a_forked_child_reads_on(many: Path, writer: str) -> None:
+def test_a_forked_child_reads_on(many, writer) -> None:
     """As the workers of a DataLoader do. A process of its own has no threads of other tests."""
     code = (
         "import os, torch, iobench.safetensors\n"
@@ -314,9 +313,7 @@ def large(tmp_path: Path) -> Iterator[tuple[Path, torch.Tensor, list[Transfer]]]
         ((slice(0, 0),), []),
     ],
 )
-def test_only_the_ranges_that_are_asked(
-    large: tuple[Path, torch.Tensor, list[Transfer]], index: Any, reads: list[int]
-) -> None:
+def test_only_the_ranges_that_are_asked(large, index, reads) -> None:
     """Rows exactly; of columns the gaps below 1 MiB too. All ranges are read at once."""
     path, tensor, moved = large
     file = SafetensorsFile(path.name, path.parent, ODirectWriter(), on_read=moved.append)
@@ -329,9 +326,7 @@ def test_only_the_ranges_that_are_asked(
     assert from_storage <= sum(reads) + 2 * 4096 * len(reads)  # whole pages at each end
 
 
-def test_small_neighbours_are_read_together(
-    large: tuple[Path, torch.Tensor, list[Transfer]],
-) -> None:
+def test_small_neighbours_are_read_together(large) -> None:
     """One request for the small tensors of a run, however often they are asked for."""
     path, _, moved = large
     file = SafetensorsFile(path.name, path.parent, ODirectWriter(), on_read=moved.append)
@@ -352,7 +347,7 @@ def test_large_gaps_are_skipped() -> None:
         )
 
 
-def test_on_a_device(large: tuple[Path, torch.Tensor, list[Transfer]]) -> None:
+def test_on_a_device(large) -> None:
     """A whole tensor goes to the memory of the device; columns are cut before."""
     path, tensor, moved = large
     device = FakeDevice()
@@ -393,7 +388,7 @@ _LINES = re.findall(r"^    (iobench exec .*)$", _PAGE.read_text(), re.MULTILINE)
         for line in _LINES
     ],
 )
-def test_unmodified_programs(line: str, model: Path, tmp_path: Path) -> None:
+def test_unmodified_programs(line: str, model, tmp_path) -> None:
     """Transformers with device_map and with tp_plan, vLLM's loop, and cuts: the same results.
 
     They are the commands of docs/load.md, with two ranks.
@@ -409,9 +404,7 @@ def test_unmodified_programs(line: str, model: Path, tmp_path: Path) -> None:
     report = tmp_path / "report.json"
     exec_ = [sys.executable, "-m", *words[: start - 1], "--report", report, "--", *command]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as plain:
-        ours = subprocess.run(
-            exec_, capture_output=True, text=True, timeout=200, check=True, cwd=tmp_path
-        )
+        ours = captured(exec_, timeout=200, check=True, cwd=tmp_path)
         wanted = plain.communicate(timeout=200)[0].decode()
     assert re.search(r"logits|tensor", wanted)
     assert sorted(ours.stdout.splitlines()) == sorted(wanted.splitlines())
@@ -422,9 +415,7 @@ def test_unmodified_programs(line: str, model: Path, tmp_path: Path) -> None:
     assert "safetensors.safe_open" in ours.stderr
 
 
-def test_the_page(
-    model: Path, target: Path, tmp_path: Path, iobench_inside: Callable[..., Any]
-) -> None:
+def test_the_page(model, target, tmp_path, iobench_inside) -> None:
     """Both kinds of `iobench exec` in docs/load.md are run above, `iobench run` and Python here.
 
     test_ranks_run.py has ranks that load together.

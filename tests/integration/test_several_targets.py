@@ -1,7 +1,5 @@
 """`iobench run` on several targets at once: real file systems, a bucket, a full disk, Ctrl-C."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -16,10 +14,8 @@ from support.preloaded import Preloaded, run_preloaded
 from iobench.bench.targets.directory import PREFIX
 from iobench.environment import fio_version
 from iobench.results import ResultFile, read
-from iobench.testing import Bucket, LocalS3
+from iobench.testing import Bucket
 from iobench.units import MIB
-
-Command = Callable[..., "subprocess.CompletedProcess[str]"]
 
 _PATIENCE_S = 200
 
@@ -39,12 +35,7 @@ def arguments(tiny_path: Path, *targets: object, repeat: int = 2) -> list[str]:
 
 
 @pytest.mark.skipif(fio_version() is None, reason="fio is not installed")
-def test_two_file_systems(
-    iobench_inside: Command,
-    tiny_path: Path,
-    places: tuple[Path, Path],
-    tmp_path: Path,
-) -> None:
+def test_two_file_systems(iobench_inside, tiny_path, places, tmp_path) -> None:
     """Every writer and fio job in both, by two processes; the record shows the same."""
     record = tmp_path / "run.jsonl"
     how = ("--writer", "buffered", "--numjobs", "2", "-o", str(record), "--format", "json")
@@ -66,9 +57,7 @@ def test_two_file_systems(
     assert json.loads(shown.stdout)["summaries"] == document["summaries"]
 
 
-def test_a_directory_and_a_bucket(
-    iobench_inside: Command, tiny_path: Path, target: Path, tmp_path: Path, server: LocalS3
-) -> None:
+def test_a_directory_and_a_bucket(iobench_inside, tiny_path, target, tmp_path, server) -> None:
     """The default writers take part where they work; no file or object is left."""
     bucket, record = f"{server.target}/several", tmp_path / "run.jsonl"
     how = ("--no-fio", "-o", str(record))
@@ -136,9 +125,7 @@ def broken_run(
 
 
 @pytest.mark.root
-def test_a_disk_that_fills_up(
-    new_filesystem: Callable[..., Path], tiny_path: Path, target: Path, tmp_path: Path
-) -> None:
+def test_a_disk_that_fills_up(new_filesystem, tiny_path, target, tmp_path) -> None:
     """In the second repetition: the other target is measured completely, and the exit code is 1."""
     small, record = new_filesystem("tmpfs", 512 * MIB), tmp_path / "run.jsonl"
     stdout, error, result = broken_run("fill", small, tiny_path, target, "buffered", record)
@@ -153,9 +140,7 @@ def test_a_disk_that_fills_up(
 
 
 @pytest.mark.root
-def test_a_disk_that_dies(
-    new_filesystem: Callable[..., Path], tiny_path: Path, target: Path, tmp_path: Path
-) -> None:
+def test_a_disk_that_dies(new_filesystem, tiny_path, target, tmp_path) -> None:
     """In the second repetition: every row of its target fails, the others go on, exit code 1."""
     lost, record = new_filesystem("ext4", 512 * MIB), tmp_path / "run.jsonl"
     writers = "buffered,uncached"
@@ -173,9 +158,7 @@ def test_a_disk_that_dies(
     assert f"buffered target={lost} save" in stdout
 
 
-def test_one_interrupt_cleans_every_target(
-    tiny_path: Path, places: tuple[Path, Path], tmp_path: Path
-) -> None:
+def test_one_interrupt_cleans_every_target(tiny_path, places, tmp_path) -> None:
     """During a write to any of them. The table of the samples so far is printed."""
     with Preloaded(
         [
@@ -185,7 +168,6 @@ def test_one_interrupt_cleans_every_target(
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     ) as process:
-        assert process.stderr is not None
         seen: set[str] = set()
         while len(seen) < 2:  # both have been measured
             line = process.stderr.readline()
@@ -198,5 +180,4 @@ def test_one_interrupt_cleans_every_target(
     assert stdout.startswith("Stopped: in repetition ")
     assert [os.listdir(place) for place in places] == [[], []]
     end = read(tmp_path / "run.jsonl").end
-    assert end is not None
     assert end.status == "interrupted"

@@ -1,14 +1,10 @@
 """Saves that follow each other on a real device, whose limit of writes drops."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from support.burst_device import NoLimitError, burst_device
@@ -18,7 +14,7 @@ from iobench.units import MIB
 
 
 @pytest.mark.root
-def test_burst_credits_end(new_filesystem: Callable[..., Path], tmp_path: Path) -> None:
+def test_burst_credits_end(new_filesystem, tmp_path) -> None:
     """The limit is 24 MiB/s for 2.5 s, and then 4 MiB/s, which any machine reaches. The rates are
     at most those; how near they come is measured in docs/performance.md."""
     target, record = new_filesystem("ext4"), tmp_path / "run.jsonl"
@@ -49,7 +45,7 @@ def test_burst_credits_end(new_filesystem: Callable[..., Path], tmp_path: Path) 
     assert not list(target.glob(".iobench*"))
 
 
-def test_an_interrupted_run_keeps_its_record(tmp_path: Path) -> None:
+def test_an_interrupted_run_keeps_its_record(tmp_path) -> None:
     """Also one that would go on for an hour: it says what it found until then."""
     target, record = tmp_path / "target", tmp_path / "run.jsonl"
     target.mkdir()
@@ -69,7 +65,6 @@ def test_an_interrupted_run_keeps_its_record(tmp_path: Path) -> None:
         process.kill()
     assert process.returncode == 130, errors
     result = read(record)
-    assert result.end is not None
     assert result.end.status == "interrupted"
     assert "Over time: odirect: " in shown
     assert "GiB written in all at most" in errors

@@ -1,7 +1,5 @@
 """Every command on a terminal: lines fit into 80 columns, and no name or figure is broken."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import io
@@ -128,7 +126,7 @@ def _tables() -> Iterator[tuple[str, ...]]:
 
 
 @pytest.mark.parametrize("arguments", [*_tables()], ids=" ".join)
-def test_a_table_fits(arguments: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_table_fits(arguments: tuple[str, ...], monkeypatch) -> None:
     """Columns are dropped and named below the table; text is wrapped between words."""
     for name in ("describe_machine", "describe_storage", "probe_directory"):  # figures may move
         once = functools.cache(getattr(iobench.environment, name))
@@ -152,7 +150,7 @@ _HELPS = dict(_helps(get_command(app)))
 
 
 @pytest.mark.parametrize("path", _HELPS, ids=lambda path: " ".join(("iobench", *path)))
-def test_help_fits(path: tuple[str, ...]) -> None:
+def test_help_fits(path) -> None:
     """Every sentence of the command and its options is complete, in 80 columns."""
     command = _HELPS[path]
     shown, _ = printed(*path, "--help", columns=80)
@@ -166,7 +164,7 @@ def test_help_fits(path: tuple[str, ...]) -> None:
         assert first + end.strip() in flat
 
 
-def test_a_run_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_fits(monkeypatch) -> None:
     """A run's plan and its report."""
     monkeypatch.setattr(base, "settled", lambda *_: contextlib.nullcontext())
     common = ("run", "tiny.yaml", "--size", "full", "--no-fio", "--repeat", "1")
@@ -209,9 +207,7 @@ run()
 
 
 @_FIRST
-def test_the_first_line_comes_before_what_takes_long_to_load(
-    arguments: tuple[str, ...], first: list[str]
-) -> None:
+def test_the_first_line_comes_before_what_takes_long_to_load(arguments, first) -> None:
     """On a real terminal, from a new interpreter."""
     ours, theirs = os.openpty()
     with open(ours, "rb", buffering=0) as screen, open(theirs, "wb", buffering=0) as terminal:
@@ -239,7 +235,7 @@ def test_an_error_fits() -> None:
     check_fits(fitted, uncut)
 
 
-def test_the_report_of_autotune_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_report_of_autotune_fits(monkeypatch) -> None:
     """Labels of settings are long; so is what a setting failed for."""
     monkeypatch.setattr(base, "settled", lambda *_: contextlib.nullcontext())
     uncut = Output(terminal=False)
@@ -257,7 +253,7 @@ def test_the_report_of_autotune_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     check_fits(shown, uncut.getvalue())
 
 
-def test_the_summary_of_exec_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_summary_of_exec_fits(monkeypatch) -> None:
     count = Count(calls=12, bytes=2**31, seconds=1.5, example="checkpoints/step-1200/model.pt")
     failed = Count(calls=1, seconds=0.1, example="checkpoints/step-1300/optimizer.pt")
     stock = {"its path is a file object that is not a file of the operating system": count}
@@ -272,7 +268,7 @@ def test_the_summary_of_exec_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(shown.splitlines()) > len(uncut.splitlines())
 
 
-def test_the_list_of_uploads_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_list_of_uploads_fits(monkeypatch) -> None:
     """A key longer than the rest of the line begins a new line."""
     keys = ("runs/a/step-1200/model.safetensors", "a-name-of-sixty-characters/" + "x" * 35)
     when = datetime(2026, 1, 2, tzinfo=UTC)

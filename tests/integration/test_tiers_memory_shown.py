@@ -1,14 +1,11 @@
 """`iobench tiers DIR` shows the memory tiers of the process that saves there."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -47,7 +44,7 @@ sys.stdin.readline()
 
 
 @pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="there is no tmpfs at /dev/shm")
-def test_memory_of_a_process(tmp_path: Path, iobench_inside: Callable[..., Any]) -> None:
+def test_memory_of_a_process(tmp_path, iobench_inside) -> None:
     """Fill, backlog and snapshots, before and after the writes; nothing after a kill -9."""
 
     run = tmp_path / "run"
@@ -59,8 +56,6 @@ def test_memory_of_a_process(tmp_path: Path, iobench_inside: Callable[..., Any])
     pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, **pipes) as process:
         try:
-            assert process.stdin is not None
-            assert process.stdout is not None
             assert process.stdout.readline() == "held\n"
             held = shown()
             assert held["pid"] == process.pid
@@ -91,7 +86,7 @@ def test_memory_of_a_process(tmp_path: Path, iobench_inside: Callable[..., Any])
     assert "no process of this user here holds memory" in refused.stderr
 
 
-def test_closed(tmp_path: Path) -> None:
+def test_closed(tmp_path) -> None:
     """A process that goes on without its Checkpointer has no status; nor has another directory."""
     run, other = tmp_path / "run", tmp_path / "other"
     with Checkpointer(run, tiers=[Memory("16MiB")]) as ckpt:
@@ -100,7 +95,6 @@ def test_closed(tmp_path: Path) -> None:
         ckpt.save_async({"w": torch.ones(4)}, 1)
         ckpt.wait()
         found = memory_status(run)
-        assert found is not None
         assert [(one.step, one.written) for one in found.snapshots] == [(1, True)]
         assert memory_status(other) is None
         if (child := os.fork()) == 0:  # shares the file, but not the memory
@@ -113,7 +107,7 @@ def test_closed(tmp_path: Path) -> None:
     assert memory_status(run) is None
 
 
-def test_read_while_it_is_written(tmp_path: Path) -> None:
+def test_read_while_it_is_written(tmp_path) -> None:
     """Every status that is read is one that was written as a whole."""
     snapshots: list[Any] = []
     pool: Any = SimpleNamespace(slots=lambda: list(snapshots), use=tuple)
@@ -135,7 +129,6 @@ def test_read_while_it_is_written(tmp_path: Path) -> None:
     try:
         for _ in range(100):
             found = memory_status(tmp_path)
-            assert found is not None
             assert {one.step for one in found.snapshots} <= {len(found.snapshots)}
     finally:
         ended.set()

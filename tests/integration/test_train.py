@@ -1,29 +1,25 @@
 """`iobench train` as a user calls it: arms, report, record, and what it refuses."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
+import torch
 from support.preloaded import Preloaded
 
+from iobench.errors import OptionError
 from iobench.results import read
+from iobench.train.trainer import Gpt, Trainer
 
-Command = Callable[..., "subprocess.CompletedProcess[str]"]
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 """Two that share a busy core wait for each other longer than the tiny model takes."""
 SMALL = ("--steps", "4", "--every", "2", "--model-params", "100000")
 
 
-def test_train(
-    iobench: Command, iobench_inside: Command, tiny_path: Path, target: Path, tmp_path: Path
-) -> None:
+def test_train(iobench, iobench_inside, tiny_path, target, tmp_path) -> None:
     """Every mode, and stock torch: equal losses, and a record that `show` prints too."""
     record = tmp_path / "run.jsonl"
     writers = ("--writer", "buffered,peer:torch-save,peer:dcp", "--mode", "none,sync,async=1,lazy")
@@ -59,7 +55,7 @@ def test_train(
     assert "left out  peer:torch-save has no lazy mode" in done.stderr
 
 
-def test_turns(iobench_inside: Command, tiny_path: Path, target: Path, tmp_path: Path) -> None:
+def test_turns(iobench_inside, tiny_path, target, tmp_path) -> None:
     """A B, then B A; each overhead is that of the pairs of one repetition."""
     record = tmp_path / "run.jsonl"
     done = iobench_inside(
@@ -75,9 +71,7 @@ def test_turns(iobench_inside: Command, tiny_path: Path, target: Path, tmp_path:
 
 
 @pytest.mark.parametrize("every", ["2xpersist", "3.5%"])
-def test_pace(
-    every: str, iobench_inside: Command, tiny_path: Path, target: Path, tmp_path: Path
-) -> None:
+def test_pace(every, iobench_inside, tiny_path, target, tmp_path) -> None:
     """The interval comes from saves measured before, and blocks have whole intervals."""
     record = tmp_path / "run.jsonl"
     done = iobench_inside(
@@ -96,7 +90,7 @@ def test_pace(
     assert not any(target.iterdir())
 
 
-def test_a_model_beyond_the_size(iobench_inside: Command, tiny_path: Path, target: Path) -> None:
+def test_a_model_beyond_the_size(iobench_inside, tiny_path, target) -> None:
     command = ("train", "-w", tiny_path, "--target", target, "--size", "full")
     done = iobench_inside(*command, "--model-params", "5000000")
     assert done.returncode == 2
@@ -104,7 +98,24 @@ def test_a_model_beyond_the_size(iobench_inside: Command, tiny_path: Path, targe
     assert not any(target.iterdir())
 
 
-def test_interrupted(tiny_path: Path, target: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("params", [100_000, 1_000_000, 124_000_000])
+def test_size(params: int) -> None:
+    """The model has about the requested number of parameters, from a certain size on."""
+    with torch.device("meta"):
+        model = Gpt.of_size(params)
+    assert sum(p.numel() for p in model.parameters()) == pytest.approx(params, rel=0.15)
+    with pytest.raises(OptionError, match="at least 100000"):
+        Gpt.of_size(10)
+
+
+def test_learns() -> None:
+    """It is real training: the loss falls."""
+    trainer = Trainer(300_000)
+    losses = [trainer.step(lambda: None) for _ in range(30)]
+    assert losses[-1] < losses[0] - 0.5
+
+
+def test_interrupted(tiny_path, target, tmp_path) -> None:
     """Ctrl-C between blocks: exit code 130, an empty target, and the record says so. What was
     measured is printed."""
     record = tmp_path / "run.jsonl"
@@ -126,7 +137,6 @@ def test_interrupted(tiny_path: Path, target: Path, tmp_path: Path) -> None:
     assert process.returncode == 130, printed
     assert not any(target.iterdir())
     end = read(record).end
-    assert end is not None
     assert end.status == "interrupted"
     assert "buffered" in table
     assert printed.splitlines()[-2:] == [

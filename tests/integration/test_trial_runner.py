@@ -1,7 +1,5 @@
 """TrialRunner on a real directory: the bytes that it counts are those that its writers get."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -56,7 +54,7 @@ def rig(tiny_path: Path, target: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
 
 
 @pytest.mark.parametrize("verify", [False, True])
-def test_every_copy_of_a_stall_is_counted(rig: TrialRunner, given: list[int], verify: bool) -> None:
+def test_every_copy_of_a_stall_is_counted(rig, given, verify: bool) -> None:
     """Five checkpoints in the background, and one more if a trial is also verified."""
     candidate = Candidate.of("buffered", {}, "drawn")
     step = Step(phase="confirm", round=1, size_bytes=SIZE, verify=verify)
@@ -68,9 +66,7 @@ def test_every_copy_of_a_stall_is_counted(rig: TrialRunner, given: list[int], ve
 
 
 @pytest.mark.parametrize("broken", [False, True])
-def test_a_trial_leaves_no_checkpoint(
-    rig: TrialRunner, monkeypatch: pytest.MonkeyPatch, broken: bool
-) -> None:
+def test_a_trial_leaves_no_checkpoint(rig, monkeypatch, broken) -> None:
     """Also after a stall that fails half-way: the next trial has the same free space."""
     if broken:
         saves = iter([True, True, False])
@@ -89,9 +85,7 @@ def test_a_trial_leaves_no_checkpoint(
     assert os.listdir(rig.opened.scratch.directory) == ["lock"]
 
 
-def test_writers_used_last_keep_their_memory(
-    rig: TrialRunner, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_writers_used_last_keep_their_memory(rig, monkeypatch) -> None:
     """The warm-up of a new writer is counted. Above the limit the oldest writer is dropped."""
     monkeypatch.setattr(rig_module, "_KEPT_WRITERS", 2)
     a, b, c = (

@@ -1,7 +1,5 @@
 """docs/tutorials/: every command and block runs, in the order of its page, with tiny sizes."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex
@@ -97,9 +95,7 @@ def test_what_to_look_for_exists() -> None:
 
 
 @pytest.fixture
-def tutorial(
-    here: Path, target: Path, tiny_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Callable[[str], Tutorial]:
+def tutorial(here, target, tiny_path, monkeypatch) -> Callable[[str], Tutorial]:
     """Makes a Tutorial; the names on its page stand for what this machine has."""
     monkeypatch.chdir(here)
     places = {f"/mnt/{name}": str(target / name) for name in ("nvme", "lustre")}
@@ -119,13 +115,7 @@ def tutorial(
         ("compare-storage", {"both.jsonl", "storage.html"}),
     ],
 )
-def test_commands(
-    name: str,
-    files: set[str],
-    tutorial: Callable[[str], Tutorial],
-    iobench_inside: Command,
-    iobench: Command,
-) -> None:
+def test_commands(name, files, tutorial, iobench_inside, iobench) -> None:
     """Each command of the page succeeds, prints what to look for, and leaves its file."""
     made = tutorial(name)
     made.run(iobench_inside, iobench)
@@ -133,9 +123,7 @@ def test_commands(
     assert {path.name for path in made.here.iterdir() if path.is_file()} == files
 
 
-def test_tune_and_use(
-    tutorial: Callable[[str], Tutorial], iobench_inside: Command, iobench: Command
-) -> None:
+def test_tune_and_use(tutorial, iobench_inside, iobench) -> None:
     """The tuned writer serves an unmodified script, and a Checkpointer."""
     made = tutorial("tune-and-use")
     made.run(iobench_inside, iobench)
@@ -157,7 +145,6 @@ def _registered(here: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     (project,) = re.findall(r"^```toml\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     ((name, value),) = tomllib.loads(project)["project"]["entry-points"][registry.GROUP].items()
     module = re.search(r"^```python\n(.*?)^```$", (_DOCS / "writers.md").read_text(), re.M | re.S)
-    assert module is not None
     (here / "my_package").mkdir()
     (here / "my_package" / "dsync.py").write_text(module[1])
     monkeypatch.syspath_prepend(here)
@@ -169,9 +156,7 @@ def _registered(here: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_registered")
-def test_write_a_writer(
-    tutorial: Callable[[str], Tutorial], iobench_inside: Command, iobench: Command, tmp_path: Path
-) -> None:
+def test_write_a_writer(tutorial, iobench_inside, iobench, tmp_path) -> None:
     """It is listed, measured and tuned; the suite itself runs in test_documented.py of writers."""
     made = tutorial("write-a-writer")
     made.run(iobench_inside, iobench)

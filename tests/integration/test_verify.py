@@ -1,7 +1,5 @@
 """iobench verify: finds all damage of a corpus, names file and tensor, and gives no false alarm."""
 
-from __future__ import annotations
-
 import contextlib
 import enum
 import io
@@ -11,7 +9,6 @@ import pickle
 import re
 import shutil
 import struct
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,26 +16,17 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from support.checkpoint_corpus import (
-    GOOD,
-    change_header,
-    change_metadata,
-    cut,
-    flip,
-    zeros,
-)
+from support.checkpoint_corpus import GOOD, change_header, change_metadata, cut, flip, zeros
 from support.s3_servers import put_tree
 
 import iobench
 from iobench.errors import DataMismatchError, UsageError
 
-Command = Callable[..., "subprocess.CompletedProcess[str]"]
-
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the frameworks that make the corpus
 
 
 @pytest.mark.parametrize("name", GOOD)
-def test_no_false_alarm(name: str, corpus: Callable[[str], Path], tmp_path: Path) -> None:
+def test_no_false_alarm(name: str, corpus, tmp_path) -> None:
     """Nothing is found in a whole checkpoint, also after its checksums were recorded; then every
     byte is proved."""
     copy = tmp_path / name
@@ -241,15 +229,7 @@ def _named(report: Any, path: str, tensor: str, what: str) -> bool:
 @pytest.mark.parametrize(
     ("good", "path", "damage", "tensor", "what"), BAD, ids=[f"{one[0]}: {one[-1]}" for one in BAD]
 )
-def test_damage_is_found_and_named(
-    good: str,
-    path: str,
-    damage: Callable[[Path], object],
-    tensor: str,
-    what: str,
-    corpus: Callable[[str], Path],
-    tmp_path: Path,
-) -> None:
+def test_damage_is_found_and_named(good, path, damage, tensor, what, corpus, tmp_path) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(corpus(good), copy)
     damage(copy / path)
@@ -259,9 +239,7 @@ def test_damage_is_found_and_named(
     assert not (copy / "ran").exists()
 
 
-def test_what_a_model_lacks(
-    corpus: Callable[[str], Path], tmp_path: Path, iobench_inside: Command
-) -> None:
+def test_what_a_model_lacks(corpus, tmp_path, iobench_inside) -> None:
     """Without a tokenizer or its config it is not damaged: a warning, and exit code 0."""
     copy = tmp_path / "hf"
     shutil.copytree(corpus("hf"), copy)
@@ -285,9 +263,7 @@ def test_the_corpus_is_large_enough() -> None:
 # The command.
 
 
-def test_the_command(
-    corpus: Callable[[str], Path], iobench_inside: Command, tmp_path: Path
-) -> None:
+def test_the_command(corpus, iobench_inside, tmp_path) -> None:
     """Exit code 0 or 4, a line for each finding, JSON, and 2 for what is no checkpoint."""
     copy = tmp_path / "run"
     shutil.copytree(corpus("run"), copy)
@@ -311,7 +287,7 @@ def test_the_command(
         assert (done.returncode, done.stdout) == (2, "")
 
 
-def test_a_record_is_compared(corpus: Callable[[str], Path], tmp_path: Path) -> None:
+def test_a_record_is_compared(corpus, tmp_path) -> None:
     """Of a directory and of a single file: a flipped bit that nothing else shows, and the config of
     the model."""
     copy = tmp_path / "hf"
@@ -335,7 +311,7 @@ def test_a_record_is_compared(corpus: Callable[[str], Path], tmp_path: Path) -> 
     assert "iobench-verify.json" in [one.path for one in iobench.verify(copy).errors]
 
 
-def test_damage_is_not_recorded(corpus: Callable[[str], Path], tmp_path: Path) -> None:
+def test_damage_is_not_recorded(corpus, tmp_path) -> None:
     """A record of damaged files would prove them."""
     copy = tmp_path / "torch"
     shutil.copytree(corpus("torch"), copy)
@@ -348,7 +324,7 @@ def test_damage_is_not_recorded(corpus: Callable[[str], Path], tmp_path: Path) -
     ("one", "other"),
     [("torch", "safetensors"), ("dcp", "torch"), ("run", "dcp-files"), ("dcp", "megatron")],
 )
-def test_against(one: str, other: str, corpus: Callable[[str], Path], tmp_path: Path) -> None:
+def test_against(one: str, other: str, corpus, tmp_path) -> None:
     """Formats and prefixes do not matter; a value, a shape and a missing tensor do."""
     from iobench.verification.against import verify_against
 
@@ -378,7 +354,7 @@ def test_against(one: str, other: str, corpus: Callable[[str], Path], tmp_path: 
         verify_against(corpus("torch"), corpus("adapter"))
 
 
-def test_values_are_counted(tmp_path: Path) -> None:
+def test_values_are_counted(tmp_path) -> None:
     """NaN, infinities and tensors of zeros, of every floating type."""
     for number, dtype in enumerate(
         (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.float8_e5m2)
@@ -396,7 +372,7 @@ def test_values_are_counted(tmp_path: Path) -> None:
     assert len(report.findings) == 6
 
 
-def test_in_a_bucket(server: Any, corpus: Callable[[str], Path], tmp_path: Path) -> None:
+def test_in_a_bucket(server, corpus, tmp_path) -> None:
     """Whole and damaged, of several formats."""
     with server.active():
         for name in ("run", "dcp", "hf-shards", "torch"):
@@ -412,9 +388,7 @@ def test_in_a_bucket(server: Any, corpus: Callable[[str], Path], tmp_path: Path)
         assert iobench.verify(f"{server.target}/torch/model.pt").ok
 
 
-def test_the_page(
-    corpus: Callable[[str], Path], tmp_path: Path, iobench_inside: Command, server: Any
-) -> None:
+def test_the_page(corpus, tmp_path, iobench_inside, server) -> None:
     """Every command and block of docs/verify.md works, on checkpoints of these names."""
     names = {
         "runs/a": "run",
@@ -441,9 +415,7 @@ def test_the_page(
 
 
 @pytest.mark.parametrize("page", [3, 4, 7, 8])
-def test_a_hole_at_the_edge_of_a_window(
-    page: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_hole_at_the_edge_of_a_window(page, tmp_path, monkeypatch) -> None:
     """It is found where it begins or ends a window, and what is next to it is in another one."""
     monkeypatch.setattr("iobench.verification.reading._WINDOW", 4 * 4096)
     file = tmp_path / "model.safetensors"

@@ -1,7 +1,5 @@
 """The built wheel in a virtual environment with its requirements only."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys
@@ -13,6 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 from packaging.requirements import Requirement
+from support.captured import captured
 
 from iobench import __version__
 
@@ -74,7 +73,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return python.parent
 
 
-def test_the_page_on_pypi_has_no_relative_links(wheel: Path) -> None:
+def test_the_page_on_pypi_has_no_relative_links(wheel) -> None:
     """Pictures and links of README.md name the repository: PyPI has no files around the page."""
     (info,) = (one for one in zipfile.Path(wheel).iterdir() if one.name.endswith(".dist-info"))
     page = (info / "METADATA").read_text(encoding="utf-8")
@@ -83,7 +82,7 @@ def test_the_page_on_pypi_has_no_relative_links(wheel: Path) -> None:
     assert [one for pair in links if (one := "".join(pair)) and ":" not in one] == []
 
 
-def test_contents(wheel: Path) -> None:
+def test_contents(wheel) -> None:
     """Every file of the package is in the wheel, the workloads' YAML included."""
     package = {
         str(path.relative_to(ROOT))
@@ -99,33 +98,25 @@ def test_citation() -> None:
     assert yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"] == __version__
 
 
-def test_run(installed: Path, tmp_path: Path) -> None:
+def test_run(installed, tmp_path) -> None:
     """`iobench run` measures a named workload with no other packages; `report` names its extra."""
-    where = subprocess.run(
+    where = captured(
         [installed / "python", "-c", "import iobench; print(iobench.__file__)"],
         cwd=tmp_path,
-        capture_output=True,
-        text=True,
         check=True,
     )
     assert Path(where.stdout.strip()).is_relative_to(installed.parent)
     chosen = ["--workload", "llama7b", "--writer", "buffered", "--size", "16MiB"]
-    done = subprocess.run(
+    done = captured(
         [installed / "iobench", "run", *chosen, "--repeat", "1", "--no-fio"],
         cwd=tmp_path,
-        capture_output=True,
-        text=True,
         timeout=120,
     )
     assert done.returncode == 0, done.stderr
     assert "buffered" in done.stdout
     (record,) = tmp_path.glob("results/*.jsonl")
-    refused = subprocess.run(
-        [installed / "iobench", "show", record, "-o", "a.html"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=60,
+    refused = captured(
+        [installed / "iobench", "show", record, "-o", "a.html"], cwd=tmp_path, timeout=60
     )
     assert refused.returncode == 3
     assert refused.stderr.endswith(" is not installed. Type: pip install 'iobench[report]'.\n")

@@ -1,12 +1,8 @@
 """A page that a browser has opened."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
-
-__all__ = ["OpenPage", "Opened"]
 
 OpenPage = Callable[..., "Opened"]
 

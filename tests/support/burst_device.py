@@ -6,8 +6,6 @@ lets saves follow each other in DIRECTORY, on a file system of its own, and prin
 iobench found next to the limits.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -20,8 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from iobench.units import MIB
-
-__all__ = ["BurstDevice", "NoLimitError", "burst_device"]
 
 _VERSIONS = (
     (Path("/sys/fs/cgroup/blkio"), "blkio.throttle.write_bps_device", "{device} {rate}"),

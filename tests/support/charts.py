@@ -1,12 +1,8 @@
 """The data of a chart, for tests of what is drawn."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from iobench.report.document import Chart
-
-__all__ = ["values"]
 
 
 def values(chart: Chart, mark: str) -> list[dict[str, Any]]:

@@ -4,14 +4,10 @@ A test for each check would be 5,000 tests more, each with its own overhead. A g
 checks and reports each that fails, with its claim.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from iobench.testing import Check, MakeWriter, TestTarget, writer_checks
-
-__all__ = ["GROUPS", "check_groups", "run_checks"]
 
 GROUPS = ("bytes", "memory", "torch", "reads", "streams", "failures", "contract", "durability")
 """The names of the groups. `iobench.testing.check_<name>` defines the checks of a group."""

@@ -1,8 +1,6 @@
 """Checkpoints of every format that `iobench verify` reads, made by the programs that define them,
 and the damage that tests do to copies of them."""
 
-from __future__ import annotations
-
 import importlib
 import io
 import json
@@ -22,8 +20,6 @@ from torch.distributed import checkpoint as dcp
 import iobench
 from iobench.formats import safetensors, torch_file
 from iobench.integrations.dcp import StorageWriter
-
-__all__ = ["GOOD", "change_header", "change_metadata", "cut", "flip", "zeros"]
 
 _BUFFERED = iobench.load_writer("buffered")
 

@@ -1,7 +1,5 @@
 """Raises an exception at each bytecode of some files, one at a time, in the threads of a test."""
 
-from __future__ import annotations
-
 import dis
 import functools
 import random
@@ -13,8 +11,6 @@ from types import CodeType, FrameType
 from typing import Any
 
 import pytest
-
-__all__ = ["SOON_S", "Boom", "Place", "Tracer", "at_every_place", "within"]
 
 _PART = 3
 SOON_S = 10  # a wait that takes longer hangs

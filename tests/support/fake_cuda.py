@@ -14,8 +14,6 @@ from typing import Any
 import pytest
 import torch
 
-__all__ = ["FakeCuda", "GpuTensor"]
-
 _real = {"empty": torch.empty, "ones": torch.ones}
 
 

@@ -5,8 +5,6 @@ file without refused flags, registered memory, aligned offsets, lengths and addr
 device of the memory as the current one of the thread.
 """
 
-from __future__ import annotations
-
 import ctypes
 import fcntl
 import os
@@ -24,8 +22,6 @@ from iobench.writers import gds
 from iobench.writers.base import Writer
 from iobench.writers.gds import CuFile
 from support.fake_device import FakeDevice, on_device
-
-__all__ = ["FakeCuFile", "play_gds"]
 
 _REFUSED = os.O_NOFOLLOW | (os.O_TMPFILE & ~os.O_DIRECTORY)
 _HANDLE_NOT_REGISTERED = 5027

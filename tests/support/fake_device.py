@@ -33,8 +33,6 @@ from iobench.writers.device.base import CopyStream, Device, DeviceBytes
 from iobench.writers.image import AnyMemory, Bytes, FileImage, Segment
 from iobench.writers.transfer import Transfer
 
-__all__ = ["FakeBytes", "FakeDevice", "on_device", "states_on_a_gpu"]
-
 _NOT_YET = 0xDB  # the content of memory until the copy to it is made
 
 

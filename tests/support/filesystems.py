@@ -1,7 +1,5 @@
 """File systems to mount, that fail, and what is left of them."""
 
-from __future__ import annotations
-
 import fcntl
 import functools
 import os
@@ -13,8 +11,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from iobench.units import MIB
-
-__all__ = ["Filesystems", "after_power_cut", "chroot", "no_private_mounts", "shut_down"]
 
 _MKFS = {"ext4": ("-m", "0"), "xfs": (), "btrfs": ()}  # no room kept for root, who is us
 _NEEDS = {"fuse": "bindfs", **{kind: f"mkfs.{kind}" for kind in _MKFS}}
@@ -29,9 +25,9 @@ class Filesystems:
         self._images: Path | None = None
 
     def make(self, kind: str, size_bytes: int = 512 * MIB, *, options: str = "rw") -> Path:
-        """Return the directory of a new, mounted file system of `kind`: tmpfs, ext4, xfs, btrfs,
-        overlay or fuse (bindfs). The last two are on an ext4 of their own. `options` are those of
-        a mount from an image. Raises OSError where it cannot be mounted."""
+        """Return the directory of a new, mounted file system of `kind`: tmpfs, ramfs, ext4, xfs,
+        btrfs, overlay or fuse (bindfs). The last two are on an ext4 of their own. `options` are
+        those of a mount from an image. Raises OSError where it cannot be mounted."""
         if os.geteuid() != 0:
             raise PermissionError("mounting needs root")
         needed = _NEEDS.get(kind)
@@ -40,8 +36,8 @@ class Filesystems:
         below = self.make("ext4", size_bytes) if kind in ("overlay", "fuse") else None
         at = self._base / f"{kind}-{len(self._undo)}"
         at.mkdir()
-        if kind == "tmpfs":
-            self._mount("-t", "tmpfs", "-o", f"size={size_bytes}", "iobench-test", str(at))
+        if kind in ("tmpfs", "ramfs"):  # the latter has no limit
+            self._mount("-t", kind, "-o", f"size={size_bytes}", "iobench-test", str(at))
         elif below is None:
             self._mount_image(kind, size_bytes, at, options)
         else:

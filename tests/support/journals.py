@@ -1,7 +1,5 @@
 """Journals of tunings of a simulated storage."""
 
-from __future__ import annotations
-
 import json
 from functools import cache
 from pathlib import Path
@@ -17,18 +15,12 @@ from iobench.tune.space import Candidate
 from iobench.units import GIB
 from support.simulated_storage import SimulatedStorage, space_of_writers
 
-__all__ = ["HEADER", "tuned", "write_journal"]
-
 HEADER = TuningRecord(
     started_at="2026-01-01T00:00:00Z",
     command=("iobench", "autotune", "llama7b"),
     iobench="0.1.0",
     asked=TuningRequest(
-        workload="llama7b",
-        target="/mnt",
-        max_s=180.0,
-        max_bytes=60 * GIB,
-        largest_bytes=GIB,
+        workload="llama7b", target="/mnt", max_s=180.0, max_bytes=60 * GIB, largest_bytes=GIB
     ),
     machine=Machine(
         hostname="node1",

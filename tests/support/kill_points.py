@@ -13,8 +13,6 @@ Production code has no hooks: the function is replaced in its module, and in eve
 that has imported it.
 """
 
-from __future__ import annotations
-
 import errno
 import functools
 import importlib
@@ -25,8 +23,6 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-
-__all__ = ["arm", "happen"]
 
 
 def arm(point: str) -> None:

@@ -6,8 +6,6 @@ the table of docs/statistics.md:
     PYTHONPATH=tests python -m support.liars DIRECTORY
 """
 
-from __future__ import annotations
-
 import math
 import os
 import subprocess
@@ -33,8 +31,6 @@ from iobench.writers.base import Source, Writer
 from iobench.writers.image import FileImage
 from iobench.writers.transfer import PathCount, Transfer
 from support.one_by_one import OneByOne
-
-__all__ = ["LIARS", "Liar", "SaysDirect", "run", "table", "verdicts"]
 
 _HEADER = "| writer | what it does | save | restore | why |"
 _SMALL = 4 * KIB  # most of the tensors are larger

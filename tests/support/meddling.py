@@ -1,10 +1,6 @@
 """Writers that show what several processes do at once, as a package with entry points."""
 
-from __future__ import annotations
-
 from pathlib import Path
-
-__all__ = ["meddling"]
 
 _MEDDLING = """
 import os, time

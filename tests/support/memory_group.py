@@ -1,7 +1,5 @@
 """A control group with a limit of memory, for processes that a test starts."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,8 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-
-__all__ = ["MemoryGroup", "memory_group"]
 
 _VERSIONS = (
     (Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes"),

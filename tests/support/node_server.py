@@ -5,8 +5,6 @@ lines of JSON. It has one thread, so that forked processes are safe. It kills it
 stdin is closed.
 """
 
-from __future__ import annotations
-
 import atexit
 import ctypes
 import faulthandler

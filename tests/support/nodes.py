@@ -31,9 +31,8 @@ from typing import Any, Literal
 
 import pytest
 
+from support.captured import captured
 from support.filesystems import chroot
-
-__all__ = ["Node", "Nodes", "Process", "open_nodes"]
 
 _TESTS = Path(__file__).parents[1]
 _HOLD = (
@@ -206,21 +205,17 @@ class Nodes(Sequence["Node"]):
             env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), **self._environ},
         )
         self._stack.callback(self._end)
-        assert self._server.stdout is not None
         os.set_blocking(self._server.stdout.fileno(), False)
         self._buffer = b""
         self._answers: list[dict[str, Any]] = []
 
     def _end(self) -> None:
         """End the server and wait for it; it kills and reaps what it has started."""
-        assert self._server.stdin is not None
-        assert self._server.stdout is not None
         self._server.stdin.close()
         self._server.wait(60)
         self._server.stdout.close()
 
     def _ask(self, **request: Any) -> dict[str, Any]:
-        assert self._server.stdin is not None
         self._server.stdin.write(json.dumps(request).encode() + b"\n")
         self._server.stdin.flush()
         while not self._answers:
@@ -232,7 +227,6 @@ class Nodes(Sequence["Node"]):
 
     def _receive(self, timeout_s: float) -> None:
         """Wait for one chunk of messages of the server: answers, and ends of processes."""
-        assert self._server.stdout is not None
         with selectors.DefaultSelector() as selector:
             selector.register(self._server.stdout, selectors.EVENT_READ)
             if not selector.select(timeout_s):
@@ -424,8 +418,6 @@ def _holder(life: int, setup: str) -> Iterator[int]:
         command, stdin=life, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     try:
-        assert holder.stdout is not None
-        assert holder.stderr is not None
         with holder.stdout, holder.stderr:
             pid = holder.stdout.readline().strip()
             if not pid:
@@ -446,7 +438,7 @@ def _ip(pid: int, *lines: str) -> None:
 
 
 def _run(*command: str | Path) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = captured(command)
     if done.returncode:
         raise OSError(f"{' '.join(map(str, command))}: {done.stderr.strip()}")
     return done.stdout

@@ -1,7 +1,5 @@
 """Trainings that checkpoint offloaded state by a Checkpointer, and what is there when they die."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch
@@ -24,8 +22,6 @@ from support.offload_training import (
     say,
     snapshot,
 )
-
-__all__ = ["PINS", "CheckpointKills", "held", "named", "train_with_checkpoints"]
 
 PINS = 3
 KEPT = 2

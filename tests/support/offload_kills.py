@@ -1,7 +1,5 @@
 """Trainings with offloaded state that are killed, and what resume must find afterwards."""
 
-from __future__ import annotations
-
 import random
 import shutil
 import signal
@@ -26,8 +24,6 @@ from support.offload_training import (
     stock_snapshots,
 )
 from support.preloaded import Preloaded
-
-__all__ = ["CALLS", "STEPS", "OffloadKills"]
 
 STEPS = 6
 
@@ -123,7 +119,6 @@ class OffloadKills:
             assert not reported.get("durable", 0)
             return 0
         with AdamW.resume(make_parameters(9), directory, verify=True) as optimizer:
-            assert optimizer.restored is not None
             assert not optimizer.restored.passed_over
             updates = optimizer.updates
             assert updates >= reported.get("durable", 0)
@@ -132,10 +127,21 @@ class OffloadKills:
         assert [0, *pinned][-1] >= reported.get("pinned", 0)
         for step in pinned:
             with AdamW.resume(make_parameters(9), directory, step=step, verify=True) as one:
-                assert one.restored is not None
                 assert one.restored.extra == {"step": step}
                 assert_equal(snapshot(one), self.expected[step - 1])
         return updates
+
+    def kill_until(self, kills: int, directory: Path) -> None:
+        """Train in `directory`, killed at random calls, again and again until they end: so many
+        kills at least."""
+        seed = random.randrange(2**32)
+        moments = random.Random(seed)
+        try:
+            while self.kills < kills or not self.finished:
+                self.kill_at_random(directory, moments)
+        except BaseException as error:
+            error.add_note(f"seed {seed}")
+            raise
 
     def kill_at_random(self, directory: Path, moments: random.Random) -> str:
         """Kill the training in `directory` at a random call, if it gets there, and check it.

@@ -15,8 +15,6 @@ local shards of parameters and state. KIND is "stock" or "offload", and more wor
 - "quiet": it neither pins nor prints before its end
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -31,8 +29,6 @@ import torch
 import xxhash
 
 from support.ranks import running
-
-__all__ = ["STEPS", "Job", "built_model", "run_job", "train_step"]
 
 STEPS = 5
 PIN_EVERY = 2
@@ -166,7 +162,6 @@ def _offloaded(groups: list[dict[str, Any]], directory: Path, step: Any) -> Any:
         torch.distributed.barrier()
         _say(resumed=0, why=f"{type(error).__name__}: {error}")
         return AdamW(groups, directory, **VALUES, **OPTIONS)
-    assert optimizer.restored is not None
     found = {"pinned": optimizer.pinned(), "extra": optimizer.restored.extra}
     _say(resumed=optimizer.updates, digest=digest(optimizer), **found)
     return optimizer

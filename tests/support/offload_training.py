@@ -1,7 +1,5 @@
 """A small training with offloaded state, and the same training by stock torch."""
 
-from __future__ import annotations
-
 import os
 import sys
 import warnings
@@ -12,24 +10,6 @@ from typing import Any
 import torch
 
 from iobench.offload import AdamW
-
-__all__ = [
-    "OPTIONS",
-    "VALUES",
-    "Snapshot",
-    "Stock",
-    "assert_equal",
-    "backward",
-    "give_gradients",
-    "gradient",
-    "has_generation",
-    "make_parameters",
-    "reports",
-    "say",
-    "snapshot",
-    "stock_snapshots",
-    "train_and_report",
-]
 
 Snapshot = list[dict[str, torch.Tensor]]
 """All state of each parameter, and the parameter itself as `model`."""
@@ -141,11 +121,7 @@ def stock_snapshots(steps: int) -> list[Snapshot]:
 
 
 def train_and_report(
-    directory: Path,
-    steps: int,
-    *,
-    pin_every: int = 2,
-    overlap: bool = False,
+    directory: Path, steps: int, *, pin_every: int = 2, overlap: bool = False
 ) -> None:
     """Train until there are `steps` updates; report the durable ones on stdout.
 

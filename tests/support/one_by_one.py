@@ -1,14 +1,10 @@
 """OneByOne: a writer whose files all pass through `write`, for tests that change it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from iobench.writers.base import Writer
 from iobench.writers.buffered import BufferedWriter
 from iobench.writers.transfer import Transfer
-
-__all__ = ["OneByOne"]
 
 
 class OneByOne(BufferedWriter):

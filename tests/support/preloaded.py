@@ -25,8 +25,6 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["Preloaded", "fork_server", "run_killed", "run_preloaded"]
-
 _MODULES = (
     *("torch", "numpy", "iobench.cli.main", "iobench.cli.progress", "iobench.cli.run"),
     "torch._dynamo",  # each torch optimizer imports it: 0.5 s of CPU time
@@ -41,10 +39,7 @@ _MODULES = (
     ),
     *("iobench.checkpoint.stored", "iobench.replicas.replicator", "iobench.integrations.dcp"),
     *("iobench.offload.optimizer", "iobench.offload.pin_ledger"),
-    *(
-        "iobench.remote.local_tier",
-        "iobench.remote.tiered_store",
-    ),
+    *("iobench.remote.local_tier", "iobench.remote.tiered_store"),
 )
 _BEGIN = "from support.preloaded import serve; serve()"
 _LONGEST = 200_000  # bytes of a request: less than a socket's buffer

@@ -1,10 +1,6 @@
 """Where pyuring can be installed. Elsewhere threads take the place of io_uring, with a warning."""
 
-from __future__ import annotations
-
 import platform
 import sys
-
-__all__ = ["WHEELS_OF_PYURING"]
 
 WHEELS_OF_PYURING = sys.version_info < (3, 14) and platform.machine() == "x86_64"

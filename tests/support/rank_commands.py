@@ -1,14 +1,10 @@
 """`iobench` in several ranks: real processes with the variables of a launcher."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from support.ranks import Ranks, free_port, running
-
-__all__ = ["job_number", "placed", "rank_commands", "slurm", "torchrun_variables"]
 
 
 def torchrun_variables(rank: int, size: int, job: str) -> dict[str, str]:

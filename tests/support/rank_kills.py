@@ -6,8 +6,6 @@ lost rank, that no process is left, and that the newest checkpoint is complete a
 as every one that a rank has reported.
 """
 
-from __future__ import annotations
-
 import random
 import re
 import time
@@ -17,8 +15,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from support.nodes import Nodes, Process
-
-__all__ = ["PRELOAD", "Attempt", "RankKills"]
 
 PRELOAD = (
     "support.train_scripts",

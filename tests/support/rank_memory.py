@@ -1,7 +1,5 @@
 """What the ranks of a RankPool do with memory tiers: functions that they call by name."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import random
@@ -20,8 +18,7 @@ from iobench.units import MIB
 from tests.support.rank_pool import in_world
 from tests.support.rank_saves import _SECONDS, _gate, _raised
 from tests.support.rank_states import digest, full, state_of
-
-__all__ = ["damaged", "full_memory", "grown", "lowered", "many", "nothing_fits", "spilled"]
+from tests.support.tiers import until
 
 _SHM = "/dev/shm"
 
@@ -52,19 +49,14 @@ def _order() -> Iterator[list[int]]:
 
 
 def _until(save: Any, status: str) -> None:
-    until_s = time.monotonic() + _SECONDS
-    while save.status != status and time.monotonic() < until_s:
-        time.sleep(0.005)
+    until(lambda: save.status == status)
 
 
 def spilled(size: int, directory: str, keep: int | None) -> dict[str, Any]:
     """Save six steps while nothing is written, then let them be written, and load."""
     world = in_world(size)
     # A snapshot of a rank has 1 MiB and some more: 2 fit the first tier, and 4 the second one.
-    tiers = [
-        iobench.Memory(size * (2 * MIB + MIB // 2)),
-        iobench.Memory(size * 5 * MIB, path=_SHM),
-    ]
+    tiers = [iobench.Memory(size * (2 * MIB + MIB // 2)), iobench.Memory(size * 5 * MIB, path=_SHM)]
     kept = iobench.KeepLast(keep) if keep else None
     with _order() as order, _gate(directory) as gate:
         ckpt = _opened(size, directory, tiers, keep=kept)
@@ -78,7 +70,6 @@ def spilled(size: int, directory: str, keep: int | None) -> dict[str, Any]:
         gate.touch()
         ckpt.wait()
         state = ckpt.load()
-        assert ckpt.loaded is not None
         found = {
             "volatile": volatile,
             "used": used,
@@ -184,7 +175,6 @@ def damaged(size: int, directory: str) -> dict[str, Any]:
         ckpt.save_async(state_of(world.rank, size, "rows"), 1)
         ckpt.wait()
         state = ckpt.load()
-        assert ckpt.loaded is not None
         whole = ckpt.loaded.sources
         state["model"].pop("tied")
         found: dict[str, Any] = {"whole": whole, "right": [digest(state["model"])]}

@@ -22,8 +22,6 @@ from typing import Any
 from support.preloaded import Preloaded
 from tests.support.ranks import free_port
 
-__all__ = ["FirstRanks", "PoolError", "RankPool", "in_world", "leave_world", "mesh_of"]
-
 _REPOSITORY = Path(__file__).parents[2]
 
 
@@ -71,12 +69,10 @@ class RankPool:
         ranks = self.processes[:world]
         command = json.dumps([function.__module__, function.__name__, [len(ranks), *args]])
         for rank in ranks:
-            assert rank.stdin is not None
             rank.stdin.write(command + "\n")
             rank.stdin.flush()
         answers = []
         for rank in ranks:
-            assert rank.stdout is not None
             line = rank.stdout.readline()
             answers.append(json.loads(line) if line else {"trace": "the rank ended"})
             self.broken |= not line
@@ -91,7 +87,6 @@ class RankPool:
     def close(self) -> None:
         """End the ranks. Raises AssertionError if one of them fails at its end."""
         for process in self.processes:
-            assert process.stdin is not None
             process.stdin.close()
         try:
             codes = [process.wait(60) for process in self.processes]
@@ -105,7 +100,6 @@ class RankPool:
             process.kill()
             process.wait()
             for stream in (process.stdin, process.stdout):
-                assert stream is not None
                 with contextlib.suppress(BrokenPipeError):
                     stream.close()
 

@@ -1,7 +1,5 @@
 """Saves that ranks of a RankPool make: in the background, with failures, and while others wait."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import errno
@@ -19,22 +17,14 @@ import torch
 import iobench
 from iobench.checkpoint import piece_reader as reader
 from iobench.checkpoint.ranked.dcp_files import DcpFormat
-from iobench.checkpoint.ranked.plan import RankContent
 from iobench.checkpoint.slots import SlotPool
 from iobench.checkpoint.streamed import Streamed
 from iobench.errors import StateError
 from iobench.ranks.control import Control, shared_control
 from tests.support.fake_device import states_on_a_gpu
 from tests.support.rank_pool import in_world, leave_world
-from tests.support.rank_states import digest, state_of
-
-__all__ = [
-    *("auto_schedule", "broken_job", "changing", "failing", "full_disk", "gated", "held_lock"),
-    "interrupted",
-    *("kept", "lazy", "leftovers", "like_a_device", "loads", "node_local", "opens", "prepared"),
-    *("refused", "replicated_budget", "saves", "streamed"),
-    "without_memory",
-]
+from tests.support.rank_states import state_of
+from tests.support.tiers import until
 
 _SECONDS = 60.0
 _FS, _NEWNS = 0x200, 0x20000  # CLONE_FS, CLONE_NEWNS
@@ -60,9 +50,7 @@ def _gate(directory: str) -> Iterator[Path]:
     gate, write = Path(f"{directory}.gate"), DcpFormat.write
 
     def waiting(self: DcpFormat, *args: Any) -> Any:
-        until_s = time.monotonic() + _SECONDS
-        while not gate.exists() and time.monotonic() < until_s:
-            time.sleep(0.01)
+        until(gate.exists)
         return write(self, *args)
 
     with mock.patch.object(DcpFormat, "write", waiting):
@@ -78,9 +66,7 @@ def gated(size: int, directory: str, slots: int, on_full: str, steps: list[int])
         for step in steps:
             made.append(ckpt.save_async(state_of(world.rank, size, "rows", seed=step), step))
             if step == steps[0]:  # rank 0 has begun it, and the others wait for its word
-                until_s = time.monotonic() + 5
-                while made[0].status != "writing" and time.monotonic() < until_s:
-                    time.sleep(0.01)
+                until(lambda: made[0].status == "writing")
         gate.touch()
         ckpt.close()
     return [save.status for save in made]
@@ -121,12 +107,9 @@ def failing(size: int, directory: str, what: str, how: str) -> list[Any]:
             first = _raised(lambda: ckpt.save(state, 1))
         else:
             first = _raised(lambda: ckpt.save_async(state, 1))
-            until_s = time.monotonic() + _SECONDS
             # The other rank comes to its next call at once: it may not know of the failure yet.
-            while what.endswith(str(world.rank)) and time.monotonic() < until_s:
-                time.sleep(0.01)
-                if ckpt._persister.failed:
-                    break
+            if what.endswith(str(world.rank)):
+                until(lambda: bool(ckpt._persister.failed))
     second = _raised(lambda: ckpt.save_async(state, 2))
     steps = ckpt.steps()
     third = _raised(lambda: ckpt.save(state, 3))
@@ -200,10 +183,8 @@ def prepared(size: int, directory: str) -> list[Any]:
     ckpt.save(state, 1)
     with _fault("write:1", size):
         failed = ckpt.save_async(state, 2)
-        until_s = time.monotonic() + _SECONDS
         # Rank 0 comes to its next call at once: it may not know of the failure yet.
-        while world.rank and failed.status != "failed" and time.monotonic() < until_s:
-            time.sleep(0.01)
+        until(lambda: not world.rank or failed.status == "failed")
     second = _raised(lambda: ckpt.prepare(state))
     ckpt.prepare(state)
     ckpt.save(state, 3)
@@ -416,33 +397,6 @@ def node_local(size: int, directory: str) -> list[Any]:
         error = _raised(lambda: ckpt.save({"w": torch.ones(3)}, 1))
         ckpt.close()
         return [error, [name for name in os.listdir(directory) if "step" in name]]
-
-
-def like_a_device(size: int, directory: str) -> list[Any]:
-    """Save as if the tensors were on a device: into pinned slots, part by part."""
-    world = in_world(size)
-    state = state_of(world.rank, size, "mixed", seed=3)
-    transposed = torch.arange(12.0).reshape(3, 4).t()
-    state["transposed"] = transposed
-    device = mock.Mock()
-    device.pin.return_value = None  # it is pinned
-    with (
-        mock.patch.object(RankContent, "on_cpu", False),
-        mock.patch("iobench.checkpoint.slots.cuda_device", return_value=device),
-        mock.patch("iobench.checkpoint.persister.cuda_device", return_value=device),
-        _checkpointer(size, directory) as ckpt,
-    ):
-        ckpt.prepare(state, wait=True)
-        statuses = [ckpt.save(state, 1).status]
-        made = ckpt.save_async(state, 2)
-        ckpt.wait()
-        found = [ckpt.load(step) for step in (1, 2)]
-        equal = [torch.equal(one["transposed"], transposed) for one in found]
-        hashes = []
-        for one in found:
-            one["model"].pop("tied")
-            hashes.append(digest(one["model"]))
-        return [*statuses, made.status, *equal, *hashes]
 
 
 def interrupted(size: int, directory: str, told: bool) -> list[Any]:

@@ -1,7 +1,5 @@
 """What the ranks of a job do in the tests of faults."""
 
-from __future__ import annotations
-
 import json
 import os
 import threading
@@ -12,8 +10,6 @@ from iobench.errors import RankError, UsageError
 from iobench.ranks import control as shared
 from iobench.ranks.control import Control
 from iobench.ranks.world import World
-
-__all__ = ["gathers", "joined", "meets", "meets_by_groups"]
 
 
 def joined() -> World:
@@ -38,7 +34,6 @@ def meets(directory: str | None, deadline_s: float, *unset: str) -> None:
         with Control.connect(world, directory=where, deadline_s=deadline_s) as control:
             own = control.world
             place = [own.rank, own.local_rank, own.local_size, own.node, own.nodes, own.placed]
-            assert control.interface is not None
             address = control.interface.address
             print(json.dumps(control.all_gather("places", [place, address], deadline_s=30)))
     except (RankError, UsageError) as error:
@@ -61,7 +56,7 @@ def gathers(
     """Gather `rounds` times; print each result, and the RankError that ends it.
 
     `how`: "fork" leaves a forked child behind; "raise:R:N" raises in rank R before round N,
-    "exit:R:N" ends it, "late:R:N" waits there.
+    "exit:R:N" ends it, "late:R:N" waits there, for longer than the deadline of this round.
     """
     world = World.detect()
     what, _, where = how.partition(":")
@@ -77,7 +72,10 @@ def gathers(
                 if where == f"{world.rank}:{number}":
                     _misbehave(what)
                 began_s = time.monotonic()
-                values = control.all_gather(f"round {number}", world.rank, deadline_s=deadline_s)
+                late = what == "late" and where.endswith(f":{number}")
+                values = control.all_gather(
+                    f"round {number}", world.rank, deadline_s=1 if late else deadline_s
+                )
                 assert values == list(range(world.size)), values
                 print(f"round {number}", flush=True)
                 threading.Event().wait(pause_s)

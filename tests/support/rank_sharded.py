@@ -1,7 +1,5 @@
 """Ranks of a RankPool load their parts of a safetensors model."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +10,6 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from iobench.checkpoint.sharded import load_sharded
 from iobench.writers.registry import make
 from tests.support.rank_pool import in_world, mesh_of
-
-__all__ = ["SHAPES", "load"]
 
 SHAPES: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
     "rows": ((1024, 520), torch.bfloat16),

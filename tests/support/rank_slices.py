@@ -1,7 +1,5 @@
 """Ranks of a RankPool save with SlicePlanner, and load with stock DCP."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +14,6 @@ from torch.distributed.tensor import (
 )
 
 from iobench.integrations.dcp import SlicePlanner, StorageWriter
-
-__all__ = ["save_in_slices"]
 
 
 def _state(mesh: DeviceMesh, grid: DeviceMesh) -> dict[str, Any]:

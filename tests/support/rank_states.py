@@ -1,7 +1,5 @@
 """What the ranks of a RankPool do with states and checkpoints: functions that they call by name."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import warnings
@@ -14,11 +12,6 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 import iobench
 from tests.support.rank_pool import in_world, mesh_of
-
-__all__ = [
-    *("LAYOUTS", "digest", "full", "load", "load_from_bucket", "load_previous", "load_stages"),
-    *("load_views", "resumes", "save", "save_stages", "save_to_bucket", "state_of", "stock_load"),
-]
 
 LAYOUTS = ("rows", "columns", "mixed", "replicated")
 
@@ -96,12 +89,13 @@ def save(size: int, directory: str, step: int, layout: str) -> str:
         return str(ckpt.save(state_of(world.rank, size, layout), step).status)
 
 
-def load(size: int, directory: str, step: int, layout: str, saved_by: int) -> str:
-    """Load a step twice: whole, and like a state of this layout. Return a hash of the model."""
+def load(size: int, directory: str, step: int, layout: str, saved_by: int, mode: Any) -> str:
+    """Load a step twice: whole, by this mode, and like a state of this layout. Return a hash of the
+    model."""
     world = in_world(size)
     like = state_of(world.rank, size, layout, seed=1)
     with iobench.Checkpointer(directory, world=world, deadline_s=60) as ckpt:
-        whole = ckpt.load(step)
+        whole = ckpt.load(step, restore_mode=mode)
         parts = ckpt.load(step, like=like)
     _check(whole, world.rank, size, saved_by)
     _check({**parts, "model": whole["model"]}, world.rank, size, saved_by)
@@ -169,7 +163,6 @@ def load_previous(size: int, directory: str) -> list[Any]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)
             ckpt.load(on_corrupt="previous")
-        assert ckpt.loaded is not None
         return [ckpt.loaded.step, " ".join(ckpt.loaded.passed_over.values())]
 
 

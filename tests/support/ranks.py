@@ -1,7 +1,5 @@
 """Ranks: real processes with torchrun's variables, which run one function each."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal
@@ -12,8 +10,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from support.preloaded import Preloaded
-
-__all__ = ["Ranks", "free_port", "lose", "running", "start_ranks"]
 
 _REPOSITORY = Path(__file__).parents[2]
 
@@ -39,13 +35,11 @@ class Ranks:
     def line(self, rank: int) -> str:
         """Return the next line that the rank prints."""
         stdout = self.processes[rank].stdout
-        assert stdout is not None
         return stdout.readline().strip()
 
     def tell(self, rank: int, line: str) -> None:
         """Send a line to a rank that was started with `stdin`."""
         stdin = self.processes[rank].stdin
-        assert stdin is not None
         stdin.write(f"{line}\n")
         stdin.flush()
 
@@ -119,11 +113,7 @@ def start_ranks(
         **(environ or {}),
     }
     places = [
-        {
-            "RANK": str(rank),
-            "LOCAL_RANK": str(rank % local),
-            "GROUP_RANK": str(rank // local),
-        }
+        {"RANK": str(rank), "LOCAL_RANK": str(rank % local), "GROUP_RANK": str(rank // local)}
         for rank in range(size)
     ]
     with running([(["-c", code], common | own) for own in places], stdin=stdin) as ranks:

@@ -1,7 +1,5 @@
 """Rates of a local and a remote tier over time, and saves that a placement decides about."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Callable
@@ -10,8 +8,6 @@ from dataclasses import dataclass
 from iobench.remote.drain import pause_after
 from iobench.remote.placement import PlacementGoal, TierHistory, choose, failures
 from iobench.units import GIB
-
-__all__ = ["LENGTH_S", "TRACES", "Replay", "Trace", "replay"]
 
 Rate = Callable[[float], float]
 """Bytes per second at a time in seconds; 0 when the tier is dead."""

@@ -1,7 +1,5 @@
 """Recording: a writer that reports its files, fails, or kills its process."""
 
-from __future__ import annotations
-
 import os
 import signal
 from typing import Any
@@ -9,8 +7,6 @@ from typing import Any
 from iobench.errors import TransferError
 from iobench.writers.odirect import ODirectWriter
 from iobench.writers.transfer import Transfer
-
-__all__ = ["Recording"]
 
 
 class Recording(ODirectWriter):

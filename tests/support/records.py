@@ -1,13 +1,9 @@
 """Records that somebody else wrote: with hostile texts, or broken."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
-
-__all__ = ["BROKEN", "HOSTILE", "broken_record", "hostile_record"]
 
 HOSTILE = (
     "</script><script>hit = 1</script>",

@@ -1,7 +1,5 @@
 """Enters code in the middle of a call: like a signal handler, a finalizer or another thread."""
 
-from __future__ import annotations
-
 import gc
 import itertools
 import sys
@@ -9,8 +7,6 @@ import threading
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
-
-__all__ = ["at_every_collection", "everywhere"]
 
 _DEADLOCK_S = 10
 

@@ -1,7 +1,5 @@
 """ReplicaJob: a job on nodes whose memory keeps replicas from one start to the next."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -12,8 +10,6 @@ from typing import Any
 from support.nodes import Node, Nodes, Process
 from support.rank_kills import PRELOAD
 from support.train_scripts import newest_checked
-
-__all__ = ["REPLICA_PRELOAD", "ReplicaJob", "loads", "outcomes", "told"]
 
 REPLICA_PRELOAD = (
     *PRELOAD,

@@ -1,7 +1,5 @@
 """What the ranks of a trainer with replicas do in the tests of faults."""
 
-from __future__ import annotations
-
 import json
 import threading
 import warnings
@@ -12,8 +10,6 @@ from iobench.errors import RankError
 from iobench.ranks import control
 from iobench.ranks.world import World
 from support.train_scripts import check, made, say
-
-__all__ = ["replicates"]
 
 _OWN = 300_000
 """Elements of the rank's own tensor, which is 1.2 MB."""
@@ -53,7 +49,6 @@ def replicates(directory: str, saves: int, asked: dict[str, Any]) -> None:
 
 def _load(ckpt: Checkpointer, rank: int) -> int:
     state = ckpt.load()
-    assert ckpt.loaded is not None
     step = ckpt.loaded.step
     check(state, step, rank)
     say(f"loaded {step} {json.dumps([ckpt.loaded.sources, sorted(ckpt.loaded.transfer.paths)])}")

@@ -1,7 +1,5 @@
 """The real S3 servers of the tests, by name. A test is skipped where its server cannot start."""
 
-from __future__ import annotations
-
 import secrets
 import shutil
 import urllib.request
@@ -16,8 +14,6 @@ import iobench
 from iobench.errors import UnavailableError
 from iobench.testing import LocalS3, local_s3, moto_s3
 from iobench.writers.s3 import S3Writer
-
-__all__ = ["SERVERS", "end_servers", "put_tree", "s3_server"]
 
 SERVERS = {"rclone": local_s3, "moto": moto_s3}
 

@@ -1,7 +1,5 @@
 """s3fs (FUSE) mounts a server's bucket as a directory, to test writers of files on it."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
@@ -13,8 +11,6 @@ from pathlib import Path
 
 from iobench.bench.targets.local_s3 import LocalS3
 from iobench.errors import UnavailableError
-
-__all__ = ["mounted_s3fs"]
 
 _PATIENCE_S, _INTERVAL_S = 15.0, 0.02
 

@@ -1,10 +1,6 @@
 """Checks of all samples in a record of several processes."""
 
-from __future__ import annotations
-
 from iobench.results import ResultFile
-
-__all__ = ["check_samples"]
 
 
 def check_samples(record: ResultFile) -> None:
@@ -19,7 +15,5 @@ def check_samples(record: ResultFile) -> None:
         busy = [at for at, size in zip(one.jobs_done_s, sizes, strict=True) if size]
         assert min(busy, default=one.first_done_s) == one.first_done_s
         if one.operation == "restore":
-            assert one.cold is not None
             assert one.cold.resident_fraction <= 0.01
-            assert one.verified is not None
             assert one.verified.mismatches == 0

@@ -1,7 +1,5 @@
 """SavedRun: a job that tests start again and again on one directory, and make fail."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import re
@@ -11,8 +9,6 @@ from pathlib import Path
 
 from support.nodes import Nodes, Process
 from support.train_scripts import newest_checked
-
-__all__ = ["SavedRun", "expect_lost"]
 
 _LOST = 3  # exit code of a rank that got a RankError
 _LIMIT_S = 60

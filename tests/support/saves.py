@@ -1,13 +1,9 @@
 """Saves: one file, by both ways of a writer."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from iobench.writers.base import Writer
 from iobench.writers.image import Bytes, FileImage
-
-__all__ = ["save"]
 
 
 def save(writer: Writer, how: str, directory: Path, data: Bytes) -> None:

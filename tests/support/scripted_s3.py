@@ -8,8 +8,6 @@ The operations are put, create, part, complete, abort, delete, head, get, list, 
 unfinished uploads, always empty) and remove (of several objects). It does not check signatures.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import re
@@ -23,19 +21,6 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
-
-__all__ = [
-    "Fault",
-    "Handler",
-    "ScriptedS3",
-    "answer",
-    "etag",
-    "part_etag",
-    "reset",
-    "scripted_s3",
-    "silence",
-    "xml",
-]
 
 _PATIENCE_S = 20.0
 
@@ -242,7 +227,6 @@ class Handler(BaseHTTPRequestHandler):
     def asked(self) -> tuple[int, int]:
         """Return the first and the last byte of the requested range."""
         found = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers["Range"])
-        assert found is not None
         return int(found[1]), int(found[2])
 
     def reset(self) -> None:

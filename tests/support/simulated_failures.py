@@ -3,8 +3,6 @@
 It shares no formula with `iobench.goodput`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,8 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iobench.goodput.goodput import Costs, TrainingJob
-
-__all__ = ["Simulated", "simulate"]
 
 _Times = NDArray[np.float64]
 

@@ -23,18 +23,6 @@ from iobench.units import GIB, MIB
 from iobench.writers.registry import writer_class
 from iobench.writers.transfer import PathCount
 
-__all__ = [
-    "SimulatedStorage",
-    "Usage",
-    "World",
-    "best_rate",
-    "hills",
-    "normal",
-    "space_of_writers",
-    "true_rate",
-    "worlds",
-]
-
 _OVERHEAD_S = 0.35
 """Seconds of a trial in addition to those for moving bytes."""
 _GIB_PER_S = {
@@ -292,11 +280,6 @@ def space_of_writers(*names: str) -> Space:
         for name in given
     }
     return Space(dimensions=dimensions, known=tuple(known))
-
-
-def best_rate(space: Space) -> float:
-    """Return the best true rate in the whole space."""
-    return _best(space, true_rate)
 
 
 def _best(space: Space, rate: Callable[[Candidate], float]) -> float:

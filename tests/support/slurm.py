@@ -1,7 +1,5 @@
 """A real Slurm on this machine: its controller and one node, for `srun`. Needs root."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import socket
@@ -11,7 +9,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-__all__ = ["open_slurm", "slurm_lacks"]
+from support.captured import captured
+from support.ranks import free_port
 
 _READY_S = 30.0
 
@@ -40,12 +39,7 @@ PartitionName=all Nodes={host} Default=YES OverSubscribe=FORCE MaxTime=INFINITE 
 """
 
 
-_MUNGE_FILES = {
-    "socket": "socket",
-    "pid-file": "pid",
-    "log-file": "log",
-    "seed-file": "seed",
-}
+_MUNGE_FILES = {"socket": "socket", "pid-file": "pid", "log-file": "log", "seed-file": "seed"}
 
 
 def slurm_lacks() -> str | None:
@@ -76,8 +70,8 @@ def open_slurm(directory: Path) -> Iterator[dict[str, str]]:
     text = _CONFIGURATION.format(
         host=socket.gethostname().partition(".")[0],
         directory=directory,
-        controller=_free_port(),
-        node=_free_port(),
+        controller=free_port(),
+        node=free_port(),
         cpus=os.cpu_count(),
     )
     configuration.write_text(text)
@@ -121,21 +115,9 @@ def _daemon(
 def _wait_until_idle(directory: Path, environment: dict[str, str]) -> None:
     until_s = time.monotonic() + _READY_S
     while time.monotonic() < until_s:
-        asked = subprocess.run(
-            ["sinfo", "--noheader", "-o", "%T"],
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        asked = captured(["sinfo", "--noheader", "-o", "%T"], env=environment)
         if asked.stdout.strip() == "idle":
             return
         time.sleep(0.1)
     printed = {one.name: one.read_text()[-2000:] for one in directory.glob("*.out")}
     raise AssertionError(f"no idle node: {asked.stdout} {asked.stderr} {printed}")
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -1,11 +1,7 @@
 """A terminal for the tests of reports."""
 
-from __future__ import annotations
-
 import io
 import re
-
-__all__ = ["Terminal", "without_styles"]
 
 
 class Terminal(io.StringIO):

@@ -1,7 +1,5 @@
 """Checkpoints in tiers, for tests."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -10,8 +8,6 @@ from typing import Any
 import torch
 
 from iobench.remote.journal import JOURNAL, DrainEvent, DrainJournal
-
-__all__ = ["damage", "events", "names", "settled", "state", "until"]
 
 SIZE = 5_000_000
 """Elements of a state: 20 MB, three blocks of a copy, four parts of an upload."""

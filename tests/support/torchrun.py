@@ -4,8 +4,6 @@ Its agent, rendezvous, restarts and variables are torch's own. Where the agent w
 `exec`, it forks it by support.preloaded: the imports of each rank would take seconds.
 """
 
-from __future__ import annotations
-
 import os
 import runpy
 import socket
@@ -17,8 +15,6 @@ from typing import Any
 import pytest
 
 from support.preloaded import Preloaded, fork_server, run_preloaded
-
-__all__ = ["agent", "require_own_name", "torchrun"]
 
 _REPOSITORY = str(Path(__file__).parents[2])
 

@@ -1,7 +1,5 @@
 """What the ranks of a trainer do in the tests of faults: load, check, save, and report."""
 
-from __future__ import annotations
-
 import os
 import threading
 from pathlib import Path
@@ -14,8 +12,6 @@ from iobench.errors import RankError
 from iobench.ranks import control
 from iobench.ranks.restore_plan import RestoreMode
 from iobench.ranks.world import World
-
-__all__ = ["check", "made", "newest_checked", "say", "trains"]
 
 _SIZE = 20_000
 _SILENT_S = 2.0
@@ -86,11 +82,7 @@ def trains(
             control._shared = control.Control.connect(
                 world, deadline_s=_CONNECT_S, lost_after_s=_SILENT_S
             )
-        with Checkpointer(
-            directory,
-            keep=KeepLast(2),
-            writer="odirect",
-        ) as ckpt:
+        with Checkpointer(directory, keep=KeepLast(2), writer="odirect") as ckpt:
             say("open")
             step = ckpt.latest()
             if step is not None:
@@ -98,7 +90,6 @@ def trains(
                     on_corrupt="previous" if how == "previous" else "raise",
                     restore_mode=restore_mode,
                 )
-                assert ckpt.loaded is not None
                 step = ckpt.loaded.step
                 check(state, step, world.rank)
             say(f"loaded {-1 if step is None else step}")

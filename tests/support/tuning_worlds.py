@@ -4,8 +4,6 @@ The rules of a tuning were chosen with seeds below 1000. docs/autotune.md has th
 seeds from 1100000 on, which were run once, after the rules were fixed.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,8 +11,6 @@ from dataclasses import dataclass
 from iobench.tune.space import Candidate
 from iobench.units import GIB, MIB
 from support.simulated_storage import Usage, World, hills, normal, space_of_writers, true_rate
-
-__all__ = ["GENERATORS", "by_size", "by_usage", "on_hills"]
 
 _Rate = Callable[[Candidate, int, Usage], float]
 _Trigger = Callable[[int, Usage], bool]

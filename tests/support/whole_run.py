@@ -1,7 +1,5 @@
 """Ends a run of tests that hangs, and goes on after a test that ended its worker."""
 
-from __future__ import annotations
-
 import faulthandler
 import os
 import signal
@@ -13,8 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-__all__ = ["WholeRun"]
 
 _SHOWN = 10
 _POLL_S = 1
