@@ -16,6 +16,7 @@ from iobench.checkpoint.checksums import PieceDigests
 from iobench.checkpoint.ledger import Ledger
 from iobench.checkpoint.manifest import FileRecord, Manifest, PinnedGeneration
 from iobench.checkpoint.ranked.messages import Part
+from iobench.checkpoint.rate_limit import RateLimit
 from iobench.checkpoint.retention import Retention
 from iobench.checkpoint.save import Save
 from iobench.checkpoint.staged import Staged
@@ -24,7 +25,6 @@ from iobench.errors import TransferError
 from iobench.ranks.world import World
 from iobench.writers.base import Writer
 from iobench.writers.image import Bytes, FileImage
-from iobench.writers.rate_limit import RateLimit
 from iobench.writers.transfer import Transfer
 
 RemoteCopyOf = Callable[[Manifest], tuple[str | Path, Writer] | None]

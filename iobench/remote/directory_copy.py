@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from iobench.checkpoint.manifest import MANIFEST
+from iobench.checkpoint.rate_limit import RateLimit
 from iobench.checkpoint.staged import STAGING_SUFFIX, StagedCheckpoint
 from iobench.errors import TargetError, transfer_errors
 from iobench.remote.source_file import BLOCK_BYTES, SourceFile
@@ -21,7 +22,6 @@ from iobench.writers.file_writer import FileWriter
 from iobench.writers.image import Bytes
 from iobench.writers.local.directory_lock import DirectoryLock
 from iobench.writers.local.new_file import make_directories
-from iobench.writers.rate_limit import RateLimit
 
 __all__ = ["DRAINING_SUFFIX", "DirectoryCopy"]
 

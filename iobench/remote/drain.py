@@ -18,6 +18,7 @@ import msgspec
 
 from iobench import linux
 from iobench.checkpoint.manifest import FileRecord
+from iobench.checkpoint.rate_limit import RateLimit, StoppedError
 from iobench.checkpoint.retention import readable_manifest
 from iobench.checkpoint.save import CopyState, Save
 from iobench.checkpoint.store import DirectoryStore
@@ -31,7 +32,6 @@ from iobench.remote.remote import RemoteTier
 from iobench.remote.source_file import LocalDamageError, PinnedFiles
 from iobench.units import format_seconds
 from iobench.writers.blocks import interpreter_end
-from iobench.writers.rate_limit import RateLimit, StoppedError
 
 __all__ = ["Drain", "exceeded", "late", "pause_after"]
 

@@ -18,6 +18,7 @@ import xxhash
 
 from iobench.checkpoint.manifest import MANIFEST, FileRecord, Manifest, PinnedGeneration
 from iobench.checkpoint.ranked.plan import data_file
+from iobench.checkpoint.rate_limit import RateLimit, StoppedError
 from iobench.checkpoint.store import DirectoryStore
 from iobench.errors import DataMismatchError, TransferError, transfer_errors
 from iobench.ranks.control import Control
@@ -27,7 +28,6 @@ from iobench.remote.remote import RemoteTier
 from iobench.remote.source_file import BLOCK_BYTES, LocalDamageError, PinnedFiles, SourceFile
 from iobench.writers.base import LocalSource, Source
 from iobench.writers.image import Bytes
-from iobench.writers.rate_limit import RateLimit, StoppedError
 
 __all__ = [
     *("DrainStep", "FileCopier", "compare_file", "read_back"),

@@ -8,10 +8,10 @@ from typing import Any
 
 from iobench.checkpoint.manifest import Manifest
 from iobench.checkpoint.object_store import StagedObjects
+from iobench.checkpoint.rate_limit import RateLimit
 from iobench.errors import TransferError
 from iobench.remote.source_file import SourceFile
 from iobench.writers.blocks.workers import Blocks, run_workers
-from iobench.writers.rate_limit import RateLimit
 from iobench.writers.s3 import S3Writer
 from iobench.writers.s3_store.objects import S3Objects
 from iobench.writers.s3_store.parts import Checksum, SentPart, etag_of, part_size_for

@@ -13,6 +13,7 @@ from typing import Literal, Protocol, get_args
 from iobench.checkpoint.ledger import Ledger
 from iobench.checkpoint.manifest import Manifest
 from iobench.checkpoint.object_store import ObjectStore
+from iobench.checkpoint.rate_limit import RateLimit
 from iobench.checkpoint.retention import KeepAll, Retention, readable_manifest
 from iobench.checkpoint.save import Save
 from iobench.checkpoint.store import CheckpointStore, DirectoryStore, store_at
@@ -24,7 +25,6 @@ from iobench.units import format_seconds, parse_seconds, parse_size
 from iobench.writers.base import Writer
 from iobench.writers.config import writer_of
 from iobench.writers.file_writer import FileWriter
-from iobench.writers.rate_limit import RateLimit
 from iobench.writers.removal import remove_all, remove_entry, warn_of
 from iobench.writers.s3 import S3Writer
 from iobench.writers.s3_store.target import is_s3

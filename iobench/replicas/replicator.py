@@ -19,6 +19,7 @@ from iobench.checkpoint.piece_reader import HeldFiles
 from iobench.checkpoint.place import PartOffer
 from iobench.checkpoint.ranked.messages import Order, Part, shown
 from iobench.checkpoint.ranked.plan import data_file
+from iobench.checkpoint.rate_limit import RateLimit
 from iobench.checkpoint.save import Save
 from iobench.errors import IobenchError, RankError, ReplicaError, UsageError
 from iobench.ranks.control import Control
@@ -31,7 +32,6 @@ from iobench.replicas.partner import Partner
 from iobench.replicas.recovery import MemoryCopy, RecoveryPlan, SaveHeader, Version
 from iobench.units import MIB
 from iobench.writers.image import FileImage
-from iobench.writers.rate_limit import RateLimit
 
 _ROUND_S = 24 * 3600.0  # a lost rank is known long before
 _OPEN_S, _CLOSE_S = 120.0, 300.0

@@ -31,10 +31,9 @@ from iobench.writers.base import Availability
 from iobench.writers.blocks.workers import BlockPool, Blocks, faulted_ahead, run_workers
 from iobench.writers.direct.background import BackgroundSink, ReserveAhead, most_blocks
 from iobench.writers.direct.engine import BlockingEngine, DirectEngine, RingEngine, most_pieces
-from iobench.writers.direct.file import DontCache, PathFile, PathSupport
+from iobench.writers.direct.file import DontCache, IoPath, PathFile, PathSupport
 from iobench.writers.direct.file import FileSetting as FileSetting
 from iobench.writers.direct.in_flight import open_ring
-from iobench.writers.direct.policy import IoPath
 from iobench.writers.image import AnyMemory, Bytes, Extent, FileImage, Ranges
 from iobench.writers.local.direct_file import NO_DIRECT_REMEDY
 from iobench.writers.local.new_file import NewFile, ProbeFile, reserve_blocks, try_directory

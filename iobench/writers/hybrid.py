@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Unpack
 
 from iobench import linux
 from iobench.units import GIB, KIB, MIB
-from iobench.writers.direct.policy import IoPath
+from iobench.writers.direct.file import IoPath
 from iobench.writers.file_writer import FileSetting, FileWriter
 from iobench.writers.local.new_file import NewFile
 from iobench.writers.options import HybridValues, WriterOptions, option

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Unpack
 
 from iobench.units import MIB
-from iobench.writers.direct.policy import IoPath
+from iobench.writers.direct.file import IoPath
 from iobench.writers.file_writer import FileSetting, FileWriter
 from iobench.writers.options import DirectValues, WriterOptions, block_size_option, option
 

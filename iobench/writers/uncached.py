@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Unpack
 
-from iobench.writers.direct.policy import IoPath
+from iobench.writers.direct.file import IoPath
 from iobench.writers.file_writer import FileSetting, FileWriter
 from iobench.writers.options import CachedOptions, UncachedValues, option
 

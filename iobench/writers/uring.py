@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Unpack
 
 from iobench.units import KIB, MIB
-from iobench.writers.direct.policy import IoPath
+from iobench.writers.direct.file import IoPath
 from iobench.writers.file_writer import FileSetting, FileWriter
 from iobench.writers.options import UringValues, WriterOptions, block_size_option, option
 

@@ -1,4 +1,4 @@
-"""PathFile: one open file that is moved through the page cache or past it.
+"""PathFile: one open file that is moved through the page cache or past it, as PathPolicy chooses.
 
 A write of several paths moves the whole pages first and then the rest of the last page:
 
@@ -18,8 +18,9 @@ import functools
 import os
 import threading
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Self
 
 from iobench import linux
@@ -27,7 +28,6 @@ from iobench.errors import IobenchError, UnavailableError
 from iobench.writers.blocks.pages import fresh_pages
 from iobench.writers.direct.engine import CompletionLatch, DirectEngine, ignore
 from iobench.writers.direct.in_flight import OnComplete
-from iobench.writers.direct.policy import IoPath, PathPolicy
 from iobench.writers.image import Bytes, Extent
 from iobench.writers.local.direct_file import (
     REFUSED,
@@ -69,6 +69,66 @@ def on_storage(fd: int, offset: int, length: int, *, drop: bool) -> None:
 
 _PUSH_BEHIND = 4  # blocks under write-back before the oldest is awaited
 _REMEDY = "Use method=auto, or Linux >= 6.14 on ext4 or xfs."
+
+
+class IoPath(StrEnum):
+    """The paths between memory and storage."""
+
+    DIRECT = "direct"
+    """O_DIRECT: past the page cache, with the least CPU time, for aligned blocks only."""
+    UNCACHED = "uncached"
+    """Through the page cache. On return the bytes are on storage and their pages are dropped."""
+    BUFFERED = "buffered"
+    """Through the page cache, which keeps the bytes."""
+
+
+class PathPolicy:
+    """Chooses among `paths` for the operations of one transfer. Thread-safe and reentrant: a signal
+    handler that saves may run at any point.
+
+    Small operations go through the page cache: a direct write of a few KiB waits for the device on
+    its own, while write-back combines it with others. Large operations go past the cache, by
+    O_DIRECT where it works. Trying the other path now and then was no faster (docs/decisions/0020).
+    """
+
+    def __init__(
+        self, paths: Sequence[IoPath] = tuple(IoPath), *, small_size: int, read_soon: bool = False
+    ) -> None:
+        """Operations below `small_size` bytes are small. `paths` is not empty; large operations
+        prefer its first entries."""
+        assert paths
+        self._paths = tuple(paths)
+        self._small_size, self._read_soon = small_size, read_soon
+
+    def choose(
+        self, size_bytes: int, *, aligned: bool = True, in_cache: bool = False
+    ) -> tuple[IoPath, str]:
+        """Return the path of one operation, and the reason in a few words.
+
+        `aligned` describes its offset and length. `in_cache` says of a read that the page cache has
+        all bytes.
+        """
+        if in_cache and IoPath.BUFFERED in self._paths:
+            return IoPath.BUFFERED, "in the page cache"
+        if size_bytes < self._small_size:
+            return self._first(IoPath.BUFFERED, IoPath.UNCACHED), "small"
+        if self._read_soon and IoPath.BUFFERED in self._paths:
+            return IoPath.BUFFERED, "read soon"
+        if not aligned:
+            return self._first(IoPath.UNCACHED, IoPath.BUFFERED), "unaligned"
+        return self._first(IoPath.DIRECT, IoPath.UNCACHED), "large"
+
+    def _first(self, *wanted: IoPath) -> IoPath:
+        paths = self._paths
+        return next((path for path in wanted if path in paths), paths[0])
+
+    def has(self, path: IoPath) -> bool:
+        """Whether `path` may still be chosen."""
+        return path in self._paths
+
+    def drop(self, path: IoPath) -> None:
+        """Stop using `path`, which does not work. The last one stays."""
+        self._paths = tuple(one for one in self._paths if one != path) or self._paths
 
 
 class DontCache:

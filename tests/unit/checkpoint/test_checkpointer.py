@@ -1005,7 +1005,7 @@ def test_bandwidth_limit(make: Make, monkeypatch) -> None:
     """Background saves are limited to the rate; save() is not."""
     waited: list[float] = []
     monkeypatch.setattr(
-        "iobench.writers.rate_limit.RateLimit.wait",
+        "iobench.checkpoint.rate_limit.RateLimit.wait",
         lambda limit, size: waited.append(size / limit.rate_bytes_per_s),
     )
     ckpt = make(bandwidth_limit="1MiB")

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
+from iobench.checkpoint.rate_limit import RateLimit, StoppedError
 from iobench.errors import TargetError, TransferError
 from iobench.remote.directory_copy import DRAINING_SUFFIX, DirectoryCopy
 from iobench.remote.source_file import BLOCK_BYTES, SourceFile
 from iobench.writers.config import load_writer
 from iobench.writers.file_writer import FileWriter
-from iobench.writers.rate_limit import RateLimit, StoppedError
 
 _NAME, _CONTENT = "part/tensors.safetensors", os.urandom(100_000)
 

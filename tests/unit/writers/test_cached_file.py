@@ -11,8 +11,7 @@ import pytest
 from iobench import linux
 from iobench.testing import content
 from iobench.units import MIB
-from iobench.writers.direct.file import CachedFile, DontCache
-from iobench.writers.direct.policy import IoPath
+from iobench.writers.direct.file import CachedFile, DontCache, IoPath
 from iobench.writers.image import Extent, FileImage
 from iobench.writers.local.posix import pwrite_all
 from iobench.writers.transfer import Meter, PathCount

@@ -22,8 +22,7 @@ from iobench.testing import content
 from iobench.writers.blocks.pages import fresh_pages
 from iobench.writers.direct import in_flight
 from iobench.writers.direct.engine import BlockingEngine, DirectEngine, RingEngine
-from iobench.writers.direct.file import DontCache, FileSetting, PathFile, PathSupport
-from iobench.writers.direct.policy import IoPath
+from iobench.writers.direct.file import DontCache, FileSetting, IoPath, PathFile, PathSupport
 from iobench.writers.image import Bytes, Extent, FileImage
 from iobench.writers.local import direct_file
 from iobench.writers.local.direct_file import DirectFile

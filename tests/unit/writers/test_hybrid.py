@@ -20,12 +20,13 @@ from iobench.units import KIB
 from iobench.writers import file_writer
 from iobench.writers.direct import file as path_file
 from iobench.writers.direct.engine import BlockingEngine, RingEngine
-from iobench.writers.direct.file import CachedFile, PathFile
-from iobench.writers.direct.in_flight import Ring, open_ring
-from iobench.writers.direct.policy import (
+from iobench.writers.direct.file import (
+    CachedFile,
     IoPath,
+    PathFile,
     PathPolicy,
 )
+from iobench.writers.direct.in_flight import Ring, open_ring
 from iobench.writers.hybrid import HybridWriter
 from iobench.writers.image import FileImage
 from iobench.writers.transfer import Transfer

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from iobench.units import KIB, MIB
-from iobench.writers.direct.policy import IoPath, PathPolicy
+from iobench.writers.direct.file import IoPath, PathPolicy
 
 _SMALL = 256 * KIB
 _BLOCK = 8 * MIB

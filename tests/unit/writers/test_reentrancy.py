@@ -21,8 +21,8 @@ from iobench.writers.blocks import workers
 from iobench.writers.blocks.channel import Channel, Lease
 from iobench.writers.blocks.workers import BlockPool
 from iobench.writers.device import staging
-from iobench.writers.direct import policy as path_policy
-from iobench.writers.direct.policy import (
+from iobench.writers.direct import file as path_policy
+from iobench.writers.direct.file import (
     IoPath,
     PathPolicy,
 )

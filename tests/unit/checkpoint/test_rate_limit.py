@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from iobench.checkpoint.rate_limit import RateLimit, StoppedError
 from iobench.writers.buffered import BufferedWriter
 from iobench.writers.image import FileImage
-from iobench.writers.rate_limit import RateLimit, StoppedError
 
 
 class _Clock:
