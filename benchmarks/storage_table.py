@@ -21,13 +21,13 @@ from pathlib import Path
 import arms
 import numpy as np
 from support.filesystems import Filesystems
+from support.moto import moto_s3
 from support.s3fs import mounted_s3fs
 
 from iobench import linux
 from iobench.bench.targets.cold import make_cold
 from iobench.environment.probes import Probe, probe_directory
 from iobench.errors import IobenchError
-from iobench.testing import moto_s3
 from iobench.units import MIB
 from iobench.writers import registry
 from iobench.writers.base import Writer

@@ -27,7 +27,7 @@ from iobench.ranks.together import together
 from iobench.ranks.world import AnyWorld, World
 from iobench.text import parse_json
 from iobench.writers.base import StoredReader, Writer
-from iobench.writers.image import Bytes
+from iobench.writers.image import Bytes, FileImage
 from iobench.writers.s3_store.target import S3Target, is_s3
 from iobench.writers.transfer import Meter, Transfer
 
@@ -223,6 +223,8 @@ def _listed(home: str, index: str, writer: Writer) -> list[str]:
         text = source.read()
     try:
         names: list[str] = sorted(set(parse_json(text)["weight_map"].values()))
-        return names
+        for name in names:
+            FileImage.of(name, ())  # refuses what is not below the directory
     except (ValueError, RecursionError, LookupError, AttributeError, TypeError) as error:
         raise DataMismatchError(f"{file}: not an index of safetensors files ({error})") from error
+    return names

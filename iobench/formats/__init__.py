@@ -1,9 +1,9 @@
-"""Conversion between state dicts and file images: safetensors, torch zip, raw."""
+"""Conversion between state dicts and file images: safetensors, torch zip."""
 
 from importlib import import_module
 from types import ModuleType
 
-__all__ = ["raw", "safetensors", "torch_file"]
+__all__ = ["safetensors", "torch_file"]
 
 
 def __getattr__(name: str) -> ModuleType:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import io
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
@@ -36,7 +35,6 @@ class InspectedFile(io.RawIOBase):
         super().__init__()
         self._source = source
         self._given: dict[int, bytes] = {}
-        self._failure: BaseException | None = None
 
     @classmethod
     @contextmanager
@@ -53,35 +51,10 @@ class InspectedFile(io.RawIOBase):
     def seekable(self) -> bool:
         return True
 
-    @contextmanager
-    def _noted(self) -> Iterator[None]:
-        try:
-            yield
-        except BaseException as error:
-            # A damaged zip directory asks for an impossible range: EINVAL or OverflowError. That is
-            # damage of the file, not a failed read.
-            impossible = isinstance(error, OSError) and error.errno == errno.EINVAL
-            if not impossible and not isinstance(error, OverflowError):
-                self._failure = self._failure or error
-            raise
-
-    def raise_failure(self, file: str) -> None:
-        """Raise the error of the first failed read, an OSError as TransferError.
-
-        Libraries hide such an error: zipfile reports an OSError as "not a zip file", and torch's
-        reader reports any error as an unreadable object.
-        """
-        failure, self._failure = self._failure, None  # its traceback would keep this source alive
-        if failure is None:
-            return
-        with transfer_errors("opening", file):
-            raise failure
-
     def readinto(self, buffer: Any) -> int:
         room = memoryview(buffer).cast("B")
         position = self._source.tell()
-        with self._noted():
-            data = self._source.read(len(room))
+        data = self._source.read(len(room))
         room[: len(data)] = data
         self._remember(position, data)
         return len(data)
@@ -94,8 +67,7 @@ class InspectedFile(io.RawIOBase):
 
     def read_at(self, offsets: Iterable[int], size: int) -> list[bytes]:
         listed = list(offsets)
-        with self._noted():
-            found = self._source.read_at(listed, size)
+        found = self._source.read_at(listed, size)
         for offset, data in zip(listed, found, strict=True):
             self._remember(offset, data)
         return found

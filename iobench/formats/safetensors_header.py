@@ -66,7 +66,7 @@ def header_bytes(
     Raises ValueError for a dtype that safetensors lacks, for a name that is not a str, is reserved
     or is given twice, and for metadata other than strings. Such a file could not be loaded.
     """
-    ordered = _in_file_order(tensors)
+    ordered = sorted(tensors, key=file_order)
     entries, sizes = _entries(ordered)
     by_name = dict(zip(map(itemgetter(0), ordered), sizes, strict=True))
     if len(by_name) < len(ordered):
@@ -106,19 +106,6 @@ def file_order(tensor: tuple[str, str, tuple[int, ...]]) -> tuple[int, str]:
             f"it holds {', '.join(DTYPES)}"
         )
     return -_RANK[dtype], name
-
-
-def _in_file_order(
-    tensors: Sequence[tuple[str, str, tuple[int, ...]]],
-) -> list[tuple[str, str, tuple[int, ...]]]:
-    """Sort by `file_order`, but without a call of Python for each tensor."""
-    names, dtypes = list(map(itemgetter(0), tensors)), set(map(itemgetter(1), tensors))
-    if set(map(type, names)) != {str} or not dtypes <= _RANK.keys() or METADATA in names:
-        return sorted(tensors, key=file_order)  # raises ValueError
-    found = sorted(tensors, key=itemgetter(0))
-    if len(dtypes) > 1:
-        found.sort(key=lambda tensor: -_RANK[tensor[1]])  # stable: of one dtype, by name
-    return found
 
 
 def _metadata_entries(metadata: Mapping[str, str] | None) -> list[str]:

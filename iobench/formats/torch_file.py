@@ -5,22 +5,20 @@ from __future__ import annotations
 import os
 import pickle
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any, cast
 
 import torch
 
-from iobench.errors import DataMismatchError, IobenchError
+from iobench.errors import DataMismatchError
 from iobench.formats import torch_image
 from iobench.formats.file_memory import FileMemory
 from iobench.formats.inspected_file import InspectedFile
 from iobench.formats.tensors import Allocate, OnDevice, allocate_on, flat_tensor
-from iobench.formats.torch_index import DAMAGE, TorchIndex, unpickled
-from iobench.units import MIB
-from iobench.writers.base import BytesSource, ImageSource, Source, Writer
+from iobench.formats.torch_index import TorchIndex, damage, unpickled
+from iobench.writers.base import ImageSource, Source, Writer
 from iobench.writers.config import WriterLike, writer_of
 from iobench.writers.image import AnyMemory, Bytes, FileImage
 from iobench.writers.transfer import Transfer
@@ -28,7 +26,6 @@ from iobench.writers.transfer import Transfer
 __all__ = ["load", "prepare", "save", "view"]
 
 _WIDEST = 16  # bytes of the widest value, complex128; torch.save puts storages at multiples of 64
-_SMALL = MIB  # bytes that are copied in less time than the zip reader needs
 _HOST = torch.device("cpu")
 
 
@@ -142,7 +139,7 @@ def _unpickled(
         return flat_tensor(take(start, stop)).untyped_storage()
 
     other = DataMismatchError(f"{file}: its storages are not those of its pickle")
-    with _damage(file, source):
+    with damage(file, "torch cannot read it"):
         pickled = index.read_pickle(source)
         options: dict[str, Any] = {"weights_only": weights_only, "map_location": str(device)}
         try:
@@ -154,23 +151,6 @@ def _unpickled(
     if left:
         raise other
     return state
-
-
-@contextmanager
-def _damage(file: str, source: Source) -> Iterator[None]:
-    """Turn torch's errors for a damaged file into DataMismatchError; pass on UnpicklingError."""
-    try:
-        yield
-    except Exception as error:
-        if isinstance(source, InspectedFile):
-            source.raise_failure(file)
-        other = isinstance(error, IobenchError | pickle.UnpicklingError)
-        if other or not isinstance(error, (*DAMAGE, OSError)):
-            raise
-        first_line = str(error).partition("\n")[0]
-        raise DataMismatchError(
-            f"{file}: torch cannot read it ({type(error).__name__}: {first_line})"
-        ) from error
 
 
 def load(
@@ -204,8 +184,6 @@ def view(memory: Bytes, where: str) -> Any:
     `where` names the zip in errors. The storages are not aligned: copy from them, and do not
     compute on them. Unpickles only what `weights_only` allows. Raises DataMismatchError.
     """
-    source: Source = ImageSource(FileImage.of("file", [memory]))
-    if len(memory) <= _SMALL:
-        source = BytesSource(memory.tobytes())
+    source = ImageSource(FileImage.of("file", [memory]))
     index = TorchIndex.read(where, source)
     return _unpickled(where, source, index, lambda a, b: memory[a:b], weights_only=True)

@@ -18,7 +18,6 @@ import pickle
 import threading
 import types
 import zipfile
-from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -27,17 +26,10 @@ from typing import Any
 import torch
 from torch.serialization import DEFAULT_PROTOCOL
 
-from iobench.formats.torch_layout import SparseText, TorchLayout
+from iobench.formats.torch_layout import TorchLayout
 from iobench.formats.torch_zip import Recorded
 from iobench.writers.image import FileImage
 
-_NO_STORAGES = frozenset(
-    {
-        *(str, bytes, int, float, bool, type(None), tuple, list, dict, OrderedDict, type),
-        *(torch.Tensor, torch.nn.Parameter, torch.Size, torch.dtype, torch.device),
-        *(types.FunctionType, types.BuiltinFunctionType, type(torch.FloatStorage)),
-    }
-)
 _LAST = "byteorder"  # the last record before the storages
 _STREAM = "archive"  # torch's name of the zip folder for a stream and for a non-ASCII path
 
@@ -133,17 +125,12 @@ def _pickled(
     storages: dict[str, torch.UntypedStorage] = {}
 
     class Recorder(pickle_module.Pickler):  # type: ignore[misc]  # known at run time only
-        """Base class of torch's pickler, whose persistent_id returns the key of each storage.
-
-        It is called for every object, 19 times per tensor, and needed for the storages.
-        """
+        """Base class of torch's pickler, whose persistent_id returns the key of each storage."""
 
         def __init_subclass__(cls) -> None:
             original = cls.persistent_id
 
             def persistent_id(self: Any, value: Any) -> Any:
-                if type(value) in _NO_STORAGES:
-                    return None
                 found = original(self, value)
                 if found is not None:
                     typed = isinstance(value, torch.storage.TypedStorage)
@@ -169,7 +156,7 @@ def is_like_stock() -> bool:
     some, none = torch.arange(9, device=host), torch.zeros(0, device=host)
     state = {"a": torch.arange(5.0, device=host), "b": [some[2:4], none], "c": 1}
     try:
-        return _large_is_like_stock() and all(_is_stocks(state, crc) for crc in (True, False))
+        return all(_is_stocks(state, crc) for crc in (True, False))
     except (ValueError, LookupError, TypeError, AttributeError, zipfile.BadZipFile):
         return False
 
@@ -181,33 +168,6 @@ def _is_stocks(state: Any, crc: bool) -> bool:
     described = _layout(_STREAM, _STREAM, state, crc, {})
     made = described.image(described.memories())
     return b"".join(view.tobytes() for view in made.views(0, made.size_bytes)) == stock.getvalue()
-
-
-def _large_is_like_stock() -> bool:
-    """Whether sizes and offsets of 64 bits are like torch's. No data are written."""
-    records, sizes = [Recorded("data.pkl", b"abc")], [3, 5 << 30, 7, 0, 6 << 30]
-    storages: Any = [_Sized(size) for size in sizes]
-    layout = TorchLayout.of("f", _STREAM, records, storages, alignment=64, crc=False)
-    sink: Any = SparseText()
-    stock: Any = torch._C.PyTorchFileWriter(sink, False, 64)
-    for record in records:
-        stock.write_record(record.name, record.data, len(record.data))
-    for key, size in enumerate(sizes):
-        stock.write_record_metadata(f"data/{key}", size)
-    stock.write_end_of_file()
-    return (bytes(layout.text), layout.size_bytes) == (sink.text.getvalue(), sink.tell())
-
-
-class _Sized:
-    """A storage without memory: only its size is known."""
-
-    device = torch.device("cpu")
-
-    def __init__(self, size_bytes: int) -> None:
-        self._size_bytes = size_bytes
-
-    def nbytes(self) -> int:
-        return self._size_bytes
 
 
 @contextmanager

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import pickle
 import struct
 import sys
 import types
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -16,8 +18,7 @@ import torch
 from torch.serialization import LoadEndianness, get_default_load_endianness
 from torch.storage import TypedStorage
 
-from iobench.errors import DataMismatchError, IobenchError
-from iobench.formats.inspected_file import InspectedFile
+from iobench.errors import DataMismatchError, IobenchError, TransferError
 from iobench.formats.torch_zip import ZipDirectory
 from iobench.writers.base import Source
 
@@ -28,6 +29,24 @@ DAMAGE = (
     *(AssertionError, zipfile.BadZipFile, struct.error),
 )
 """Exceptions of zip readers and torch for damaged files, found by damaging thousands of files."""
+
+
+@contextmanager
+def damage(file: str, what: str) -> Iterator[None]:
+    """Turn errors of a damaged `file` into DataMismatchError, failed reads into TransferError.
+
+    Passes on pickle.UnpicklingError.
+    """
+    try:
+        yield
+    except IobenchError:
+        raise
+    except (*DAMAGE, OSError) as error:
+        # EINVAL: a seek to where a damaged directory points.
+        if isinstance(error, OSError) and error.errno != errno.EINVAL:
+            raise TransferError.wrap(error, "opening", file) from error
+        first_line = str(error).partition("\n")[0]
+        raise DataMismatchError(f"{file}: {what} ({type(error).__name__}: {first_line})") from error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,14 +68,8 @@ class TorchIndex:
         Raises DataMismatchError for other files, also those of the other byte order, and
         TransferError.
         """
-        try:
+        with damage(file, "not a torch zip file"):
             return cls._read(opened)
-        except IobenchError:
-            raise
-        except (*DAMAGE, OSError) as error:  # EINVAL: a seek to where a damaged directory points
-            if isinstance(opened, InspectedFile):
-                opened.raise_failure(file)
-            raise DataMismatchError(f"{file}: not a torch zip file ({error})") from error
 
     @classmethod
     def _read(cls, opened: Source) -> Self:

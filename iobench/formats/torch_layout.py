@@ -202,29 +202,6 @@ class TorchLayout:
             self._put(checksums)
         yield last
 
-    def image_in(self, memory: Bytes) -> FileImage:
-        """Return the file in `memory`, which already contains the storages at their offsets.
-
-        The checksums are computed while the image is written.
-        """
-        for start, text in self._texts():
-            np.copyto(memory[start : start + len(text)], text)
-        whole = memory[: self.size_bytes]
-        if not self.missing:
-            return FileImage.of(self.path, [whole])
-
-        def put(start: int, checksum: int) -> None:
-            place = start + self.sizes[start] + _CRC_OF_DESCRIPTOR
-            _CHECKSUM.pack_into(memory.data, place, checksum)
-
-        def finish(checksums: Mapping[int, int]) -> None:
-            self._put(checksums)
-            *_, (start, text) = self._texts()
-            np.copyto(memory[start : start + len(text)], text)
-
-        memories = {start: memory[start : start + size] for start, size in self.sizes.items()}
-        return CheckedImage(self.path, [whole], RunningChecksums(memories, put, finish))
-
     def _put(self, checksums: Mapping[int, int]) -> None:
         assert self.missing is not None
         self.missing.put(self.text, [checksums[start] for start in self.sizes])
@@ -234,40 +211,20 @@ def _serialization_id(old: bytes | bytearray, combined: int) -> bytes:
     return bytes(old[:HASH_DIGITS]) + b"%020d" % combined
 
 
-class SparseText:
-    """A file object that keeps what torch's zip writer writes, and leaves out what it skips."""
-
-    def __init__(self) -> None:
-        self.text = io.BytesIO()
-        self._skipped = 0
-
-    def write(self, data: Any) -> int:
-        return self.text.write(data)
-
-    def tell(self) -> int:
-        return self.text.tell() + self._skipped
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._skipped += offset if whence == io.SEEK_CUR else offset - self.tell()
-        return self.tell()
-
-    def flush(self) -> None: ...
-
-
 @functools.lru_cache(maxsize=64)
 def torch_ending(names: tuple[str, ...], count: int) -> tuple[Recorded, ...]:
     """Return the records that torch adds after those of `names` and `count` storages.
 
     The last one is the serialization id; its second half depends on the records' CRC32s.
     """
-    sink: Any = SparseText()
+    sink = io.BytesIO()
     zip_file: Any = torch._C.PyTorchFileWriter(sink, True, 64)
     for name in names:
         zip_file.write_record(name, b"", 0)
     for key in range(count):
         zip_file.write_record_metadata(f"data/{key}", 0)
     zip_file.write_end_of_file()
-    source = BytesSource(sink.text.getvalue())
+    source = BytesSource(sink.getvalue())
     found = ZipDirectory.read(source)
     last = list(range(len(names) + count, len(found.names)))
     records = []

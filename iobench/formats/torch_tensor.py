@@ -1,8 +1,8 @@
 """The torch file of one small tensor in a stream, without torch's pickler and zip writer.
 
-torch takes 150 us for such a file. It depends on dtype, shape, strides and data alone. So one file
-is laid out for all tensors that have the first three in common; only the data and what depends on
-their CRC32 differ. There is no template where `torch_image` has no image.
+torch takes 150 us for such a file. Of a contiguous tensor, it depends on dtype, shape and data
+alone. So one file is laid out for all tensors that have the first two in common; only the data and
+what depends on their CRC32 differ. There is no template where `torch_image` has no image.
 """
 
 from __future__ import annotations
@@ -49,6 +49,8 @@ class TensorFile:
     """All but the data, without their CRC32 and what depends on it."""
     missing: Missing | None = field(repr=False)
     """The positions of these in `text`; None without CRC32."""
+    stride: tuple[int, ...]
+    """That of a contiguous tensor; one with a dimension of length 1 may have another."""
 
     def tail(self, checksum: int) -> bytes | bytearray:
         """Return the bytes after data whose CRC32 is `checksum`."""
@@ -77,19 +79,33 @@ def file_parts(tensor: torch.Tensor, found: Settings) -> tuple[Any, ...] | None:
         or not 0 < tensor.nbytes <= _LARGEST
     ):
         return None
-    made = _template(tensor.dtype, tuple(tensor.shape), tensor.stride(), found)
-    if made is None:
+    made = template(tensor.dtype, tuple(tensor.shape), found)
+    if made is None or tensor.stride() != made.stride:
         return None
     data = ctypes.string_at(tensor.data_ptr(), made.size_bytes)
     return made.head, data, made.tail(isal_zlib.crc32(data))
 
 
+@functools.lru_cache(maxsize=4096)
 def template(dtype: torch.dtype, shape: tuple[int, ...], found: Settings) -> TensorFile | None:
     """Return the file of a contiguous CPU tensor with elements; None if torch must make it.
 
     No memory of the tensor's size is touched.
     """
-    return _template(dtype, shape, None, found)
+    size = torch.Size(shape).numel() * dtype.itemsize
+    sample = torch.from_numpy(fresh_pages(size, huge=False)).view(dtype).view(shape)
+    layout = torch_image.stream_layout(sample, crc=found.crc)
+    if layout is None:
+        return None
+    ((start, size),) = layout.sizes.items()
+    text = bytes(layout.text)
+    return TensorFile(
+        head=text[:start],
+        size_bytes=size,
+        text=text,
+        missing=layout.missing,
+        stride=sample.stride(),
+    )
 
 
 def view(
@@ -113,27 +129,3 @@ def view(
     if file[stop:].tobytes() != made.tail(isal_zlib.crc32(data)):
         return None
     return torch.from_numpy(data).view(dtype).view(shape)
-
-
-@functools.lru_cache(maxsize=4096)
-def _template(
-    dtype: torch.dtype, shape: tuple[int, ...], stride: tuple[int, ...] | None, found: Settings
-) -> TensorFile | None:
-    """Return the file of such a tensor, by default a contiguous one.
-
-    None if its storage is larger or smaller than its elements, or torch is unknown.
-    """
-    size = torch.Size(shape).numel() * dtype.itemsize
-    flat = torch.from_numpy(fresh_pages(size, huge=False)).view(dtype)
-    if stride is None:
-        sample = flat.view(shape)
-    elif 1 + sum((n - 1) * step for n, step in zip(shape, stride, strict=True)) == len(flat):
-        sample = flat.as_strided(shape, stride)
-    else:
-        return None
-    layout = torch_image.stream_layout(sample, crc=found.crc)
-    if layout is None:
-        return None
-    ((start, size),) = layout.sizes.items()
-    text = bytes(layout.text)
-    return TensorFile(head=text[:start], size_bytes=size, text=text, missing=layout.missing)

@@ -63,16 +63,8 @@ class BackgroundFiles:
         self._unclosed.atexit = False
         interpreter_end.at_end(self, BackgroundFiles._at_end)
 
-    def save(
-        self,
-        state: Any,
-        file: str | os.PathLike[str],
-        *,
-        step: int = 0,
-        crc: bool = True,
-        **options: Any,
-    ) -> Save:
-        """Copy `state`; a thread writes the file of `torch.save(state, file, **options)`.
+    def save(self, state: Any, file: str | os.PathLike[str], *, step: int = 0) -> Save:
+        """Copy `state`; a thread writes the file of `torch.save(state, file)`.
 
         On return the state may change; nothing is durable yet. `step` is only recorded in the Save.
         Raises earlier errors of the background before it copies anything. Raises StateError when
@@ -81,9 +73,7 @@ class BackgroundFiles:
         began_s = time.perf_counter()
         self.raise_failure()
         directory, name = os.path.split(absolute(file))
-        layout = torch_image.layout(name, state, directory, crc=crc, **options)
-        if layout is None:
-            layout = _as_torch_writes(name, state, crc, options)
+        layout = torch_image.layout(name, state, directory) or _as_torch_writes(name, state)
         save = Save(
             step=step, status="copying", created_s=time.time(), size_bytes=layout.size_bytes
         )
@@ -177,9 +167,10 @@ class _Persist:
             self.unraised[:] = [save for save in self.unraised if save.error is None]
 
     def _write(self, snapshot: Snapshot[_File]) -> None:
-        save, file = snapshot.save, snapshot.content
+        save, file, memory = snapshot.save, snapshot.content, snapshot.memory
         save.status = "writing"
-        save.transfer = self.writer.write(file.layout.image_in(snapshot.memory), file.directory)
+        copies = {start: memory[start : start + size] for start, size in file.layout.sizes.items()}
+        save.transfer = self.writer.write(file.layout.image(copies), file.directory)
 
 
 def absolute(file: str | os.PathLike[str]) -> str:
@@ -198,11 +189,11 @@ def _copy(layout: TorchLayout, memory: Bytes) -> float:
     return 0.0
 
 
-def _as_torch_writes(name: str, state: Any, crc: bool, options: dict[str, Any]) -> TorchLayout:
-    """Return the whole file in memory, for a torch version or state without a layout."""
+def _as_torch_writes(name: str, state: Any) -> TorchLayout:
+    """Return the whole file in memory, for a torch version without a layout."""
     buffer = io.BytesIO()
-    with crc32_setting(crc):
-        torch.save(state, buffer, **options)
+    with crc32_setting(True):
+        torch.save(state, buffer)
     return TorchLayout.of_bytes(name, bytearray(buffer.getbuffer()))
 
 

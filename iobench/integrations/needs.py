@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -38,21 +37,10 @@ def _older(package: str, least: str) -> str:
 
     A package without metadata, such as a source tree on the path, is taken as it is.
     """
+    from packaging.version import Version  # every framework needs it, too
+
     try:
         found = importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return ""
-    return found if _release(found) < _release(least) else ""
-
-
-def _release(version: str) -> list[int]:
-    """Return the leading numbers of a version without zeros at their end: 5.0rc1 is [5]."""
-    numbers: list[int] = []
-    for part in version.split("."):
-        digits = "".join(itertools.takewhile(str.isdecimal, part))
-        numbers += [int(digits)] if digits else []
-        if digits != part:
-            break
-    while numbers and not numbers[-1]:
-        numbers.pop()
-    return numbers
+    return found if Version(Version(found).base_version) < Version(least) else ""

@@ -13,7 +13,6 @@ import pickle
 import time
 import types
 from collections.abc import Callable
-from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
@@ -30,7 +29,7 @@ from iobench.formats.tensors import storages_bytes
 from iobench.formats.torch_index import TorchIndex, unpickled
 from iobench.integrations.replacing import bypass
 from iobench.integrations.stock_path import NotPicklable, StockPath, Unsupported, path_of
-from iobench.writers.base import ImageSource, Writer
+from iobench.writers.base import Writer
 from iobench.writers.image import Bytes, FileImage
 from iobench.writers.transfer import Transfer
 
@@ -134,14 +133,14 @@ def load(
     _check_load(path, map_location, mmap)
     target = StockPath.of_stored(path, writer)
     only = _only_weights(weights_only, pickle_module, pickle_load_args)
-    index, image, storages = _allocate(target, writer)
+    with InspectedFile.opened(path, writer) as source:
+        index = TorchIndex.read(path, source)
+        pickled = index.read_pickle(source)
+    image, storages = _allocate(target.name, index)
     parse_s = time.perf_counter() - began
     moved = writer.read(image, target.directory)
     began = time.perf_counter()
-    source = ImageSource(image)
-    source.seek(index.directory.start)
-    if source.read(index.size_bytes) != index.directory.data:
-        raise DataMismatchError(f"{path}: was changed while it was read; load it again")
+    source.check(path, image)
     restore: Any = torch.serialization._get_restore_location(map_location)
 
     def storage_of(key: str, size_bytes: int, location: str) -> Any:
@@ -151,7 +150,7 @@ def load(
         return restore(storage, location)
 
     state = unpickled(
-        index.read_pickle(source),
+        pickled,
         storage_of,
         weights_only=only,
         map_location=map_location,
@@ -202,12 +201,8 @@ def _refused() -> bytes:
     return file.getvalue()
 
 
-def _allocate(
-    target: StockPath, writer: Writer
-) -> tuple[TorchIndex, FileImage, dict[str, torch.UntypedStorage]]:
-    """Return the index of the file, the image that fills its storages, and these by key."""
-    with closing(writer.open_source(target.path)) as source:
-        index = TorchIndex.read(target.path, InspectedFile(source))
+def _allocate(name: str, index: TorchIndex) -> tuple[FileImage, dict[str, torch.UntypedStorage]]:
+    """Return the image of the file that fills its storages, and these by key."""
     keys, starts, stops = index.filled(), index.starts, index.stops
     storages = [_new_storage(stops[key] - starts[key]) for key in keys]
     between = np.empty(index.size_bytes - sum(stops) + sum(starts), dtype=np.uint8)
@@ -218,8 +213,8 @@ def _allocate(
         parts += (between[used : used + length], memory)
         used += length
         position = stops[key]
-    image = PartsImage(target.name, [*parts, between[used:]])
-    return index, image, dict(zip(map(str, keys), storages, strict=True))
+    image = PartsImage(name, [*parts, between[used:]])
+    return image, dict(zip(map(str, keys), storages, strict=True))
 
 
 def _new_storage(size_bytes: int) -> torch.UntypedStorage:

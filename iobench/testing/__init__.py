@@ -11,7 +11,7 @@ With pytest, each check is one test:
         check(MyWriter, tmp_path)
 
 For a target that is not a directory, implement `TestTarget`. `Bucket` implements it for a bucket,
-and `local_s3` and `moto_s3` run servers that have a bucket:
+and `local_s3` runs a server that has a bucket:
 
     with iobench.testing.local_s3() as server, server.active():
         check(MyWriter, iobench.testing.Bucket(f"{server.target}/some/prefix"))
@@ -24,8 +24,7 @@ from iobench.testing.check import Check, Footprint, check
 from iobench.testing.content import BrokenImage, content, content_at, cut, empty_like
 from iobench.testing.expect import expect, expect_raises, expect_same
 from iobench.testing.harness import MakeWriter, WriterHarness
-from iobench.testing.killed_saves import KilledSaves, killed_saves
-from iobench.testing.s3 import Bucket, moto_s3
+from iobench.testing.s3 import Bucket
 from iobench.testing.suite import check_writer, writer_checks
 from iobench.testing.target import Directory, TestTarget
 
@@ -35,7 +34,6 @@ __all__ = [
     "Check",
     "Directory",
     "Footprint",
-    "KilledSaves",
     "LocalS3",
     "MakeWriter",
     "TestTarget",
@@ -49,8 +47,6 @@ __all__ = [
     "expect",
     "expect_raises",
     "expect_same",
-    "killed_saves",
     "local_s3",
-    "moto_s3",
     "writer_checks",
 ]

@@ -1,50 +1,18 @@
-"""Object stores for tests: real servers as child processes, and a bucket as a TestTarget."""
+"""Bucket: a prefix in a bucket as a TestTarget."""
 
 from __future__ import annotations
 
 import functools
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any, TypeVar
 
-from iobench.bench.targets.local_s3 import LocalS3, run_server
-from iobench.errors import UnavailableError
 from iobench.writers.s3 import S3Writer
 from iobench.writers.s3_store.client import S3Client
 from iobench.writers.s3_store.objects import S3Objects
 from iobench.writers.s3_store.target import S3Target
 
 _T = TypeVar("_T")
-
-# The server writes the headers and the body of an answer on their own. Nagle's algorithm would hold
-# each body back until the client acknowledges the headers, which takes 40 ms.
-_MOTO = """
-from socketserver import StreamRequestHandler
-StreamRequestHandler.disable_nagle_algorithm = True
-from moto.server import main
-main()
-"""
-
-
-@contextmanager
-def moto_s3() -> Iterator[LocalS3]:
-    """Run moto's S3 server, like `local_s3` runs rclone's.
-
-    It does not check access keys and keeps everything in memory. Raises UnavailableError without
-    moto (extra `dev`).
-    """
-    if find_spec("moto") is None or find_spec("flask") is None:
-        raise UnavailableError("moto", "it is not installed.", "Type: pip install 'moto[server]'.")
-
-    def command(port: int, directory: Path) -> list[str]:  # noqa: ARG001 -- keeps no files
-        return [sys.executable, "-c", _MOTO, "-H", "127.0.0.1", "-p", str(port)]
-
-    with run_server(command) as server:
-        yield server
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from iobench.formats.tensors import dtype_name
 from iobench.formats.torch_index import DAMAGE, TorchIndex
 from iobench.verification.file_tree import CachedSource, FileTree, Slice, unreadable
 from iobench.verification.inventory import ListedTensor, TensorPart, VerifyInventory
-from iobench.verification.tensor_files import Other, add_zip, tensors_of_zip
+from iobench.verification.tensor_files import REFUSED, Other, add_zip, tensors_of_zip
 
 METADATA, DATA = ".metadata", ".distcp"
 
@@ -36,8 +36,11 @@ def _member(kind: Any, name: str) -> Any:
     return kind[name]
 
 
+_BEFORE_2_3 = "torch.distributed._shard.sharded_tensor.metadata"
 _ADMITTED: dict[tuple[str, str], Any] = {
     **{(metadata.__name__, name): getattr(metadata, name) for name in _DATACLASSES},
+    (_BEFORE_2_3, "TensorProperties"): metadata.TensorProperties,
+    (_BEFORE_2_3, "MEM_FORMAT_ENCODING"): metadata._MEM_FORMAT_ENCODING,
     ("torch.distributed.checkpoint.filesystem", "_StorageInfo"): filesystem._StorageInfo,
     ("torch", "Size"): torch.Size,
     ("torch.serialization", "_get_layout"): lambda name: name,
@@ -109,14 +112,25 @@ def read_metadata(data: bytes) -> metadata.Metadata:
         found = _Unpickler(io.BytesIO(data)).load()
         if not isinstance(found, metadata.Metadata):
             raise TypeError(f"it is a {type(found).__name__}")
-        for key, stored in found.storage_data.items():
-            if not isinstance(key, metadata.MetadataIndex):
-                raise TypeError(f"a key is a {type(key).__name__}")
-            _ = (stored.relative_path + "", stored.offset + 0, stored.length + 0)
-        _ = found.state_dict_metadata.items()
-    except (*DAMAGE, pickle.UnpicklingError, AttributeError, ImportError) as error:
+        _check(found)
+    except (*DAMAGE, *REFUSED, MemoryError) as error:  # a damaged length may exceed the memory
         raise DataMismatchError(f"not metadata of DCP ({error})") from error
     return found
+
+
+def _check(found: metadata.Metadata) -> None:
+    """Use every field once: unpickling checks no name and no type of a field."""
+    for key, stored in found.storage_data.items():
+        if not isinstance(key, metadata.MetadataIndex):
+            raise TypeError(f"a key is a {type(key).__name__}")
+        if stored.offset < 0 or stored.length < 0:
+            raise ValueError(f"an item has {stored.length} bytes at {stored.offset}")
+        _ = (key.fqn + stored.relative_path, range(stored.offset), range(stored.length))
+        _ = torch.Size(key.offset or ())
+    for name, described in found.state_dict_metadata.items():
+        if isinstance(described, metadata.TensorStorageMetadata):
+            _ = (name + "", torch.Size(described.size), described.properties.dtype.itemsize)
+            _ = [(torch.Size(one.offsets), torch.Size(one.sizes)) for one in described.chunks]
 
 
 def _add_items(
@@ -180,7 +194,7 @@ def _add_item(
     try:
         index = TorchIndex.read(path, item)
         _, tensor, begin, strides = next(iter(tensors_of_zip(index, item)))
-    except (*DAMAGE, pickle.UnpicklingError, StopIteration) as error:
+    except (*DAMAGE, *REFUSED, StopIteration) as error:
         raise DataMismatchError(f"its zip has no tensor ({error})") from error
     offsets = tuple(key.offset or (0,) * len(described.size))
     chunk = next((one for one in described.chunks if tuple(one.offsets) == offsets), None)

@@ -31,7 +31,7 @@ _TENSORS = re.compile(
     r".*\.(safetensors|pt|pth|ckpt)|.*(model|optimizer|scheduler|training_args)[^/]*\.bin"
 )
 _ZIP, _PICKLE = b"PK\x03\x04", b"\x80"
-_REFUSED = (pickle.UnpicklingError, AttributeError, ImportError)
+REFUSED = (pickle.UnpicklingError, AttributeError, ImportError)
 """What `weights_only` raises for classes that it does not admit."""
 _NO_CHECKSUM = "safetensors has no checksums; iobench verify --record makes some"
 _HEAD = 30  # bytes of a local header before the name
@@ -92,7 +92,7 @@ def _add_torch(inventory: VerifyInventory, location: FileTree, path: str) -> Non
         tensors: _Tensors = []
         with _names_of_records(inventory, path, DataMismatchError):
             index = TorchIndex.read(path, source)
-            with _names_of_records(inventory, path, *DAMAGE, *_REFUSED):
+            with _names_of_records(inventory, path, *DAMAGE, *REFUSED):
                 tensors = list(tensors_of_zip(index, source))
         add_zip(inventory, path, source, tensors)
         for name, tensor, start, strides in tensors:

@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.captured import captured
+from support.killed_saves import KilledSaves, killed_saves
 
 from iobench.checkpoint.manifest import MANIFEST
-from iobench.testing import KilledSaves, killed_saves
 from iobench.units import KIB
 
 QUICK = ("buffered", "odirect", "uring", "hybrid")

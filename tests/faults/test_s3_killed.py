@@ -13,11 +13,12 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 from support.captured import captured
+from support.killed_saves import killed_saves
 from support.s3_servers import SERVERS, s3_server
 
 from iobench.checkpoint.manifest import MANIFEST
 from iobench.errors import TransferError
-from iobench.testing import LocalS3, killed_saves
+from iobench.testing import LocalS3
 from iobench.units import MIB
 from iobench.writers.s3 import S3Writer
 from iobench.writers.s3_store.objects import S3Objects

@@ -130,7 +130,8 @@ def test_places_without_a_model(tmp_path, model) -> None:
     with pytest.raises(OptionError, match="restore_mode"):
         sharded.load_sharded(model, {}, HybridWriter(), restore_mode="some")  # type: ignore[arg-type]  # wrong
     index = tmp_path / "model.safetensors.index.json"
-    for text in ("{", "[]", '{"weight_map": 3}', "{}"):
+    outside = ('{"weight_map": {"a": "../a.safetensors"}}', '{"weight_map": {"a": 5}}')
+    for text in ("{", "[]", '{"weight_map": 3}', "{}", *outside):
         index.write_text(text)
         with pytest.raises(DataMismatchError, match="not an index"):
             sharded.load_sharded(tmp_path, {}, HybridWriter())

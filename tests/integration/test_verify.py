@@ -18,6 +18,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from support.checkpoint_corpus import GOOD, change_header, change_metadata, cut, flip, zeros
 from support.s3_servers import put_tree
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 import iobench
 from iobench.errors import DataMismatchError, UsageError
@@ -207,7 +208,7 @@ BAD: list[tuple[str, str, Callable[[Path], object], str, str]] = [
     ("run", _STEP_10, lambda f: zeros(f, 2, 1), "model.layers.0.weight", "a hole"),
     ("run", _STEP_10, Path.unlink, "model.", "is missing"),
     ("run-values", "step-1/state.json", lambda f: flip(f, 3), "", "XXH3"),
-    ("run", "step-10/manifest.json", lambda f: flip(f, 100), "", "damaged, its checksum"),
+    ("run", "step-10/manifest.json", lambda f: flip(f, b"created_s"), "", "damaged, its checksum"),
     ("run", "step-10/manifest.json", Path.unlink, "", "no complete checkpoint"),
     (
         *("run", "step-20/tensors-2.safetensors"),
@@ -460,3 +461,35 @@ def test_an_enum_in_metadata(corpus: Callable[[str], Path]) -> None:
     ):
         with pytest.raises(DataMismatchError, match="no part of metadata"):
             read_metadata(f"cbuiltins\ngetattr\n(c{kind}\nS'{name}'\ntR.".encode())
+
+
+@pytest.mark.parametrize(
+    "field",
+    ["state_dict_metadata", "storage_data", "properties", "chunks", "size", "sizes", "offsets"],
+)
+def test_a_flipped_bit_in_a_field_of_metadata(
+    field: str, corpus: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """The pickle is as valid as before, and the field is missing in what it makes."""
+    directory = Path(shutil.copytree(corpus("dcp"), tmp_path / "dcp"))
+    file, name = directory / ".metadata", field.encode()
+    old, new = bytes([0x8C, len(name)]) + name, bytes([0x8C, len(name)]) + b"S" + name[1:]
+    data = file.read_bytes()
+    assert old in data
+    file.write_bytes(data.replace(old, new))
+    assert [one.path for one in iobench.verify(directory).errors] == [".metadata"]
+
+
+def test_metadata_of_torch_before_2_3(corpus: Callable[[str], Path], tmp_path: Path) -> None:
+    """The same class was in another module, as stock still reads it."""
+    from torch.distributed._shard.sharded_tensor.metadata import TensorProperties
+
+    directory = Path(shutil.copytree(corpus("dcp"), tmp_path / "dcp"))
+    found = pickle.loads((directory / ".metadata").read_bytes())
+    for one in found.state_dict_metadata.values():
+        if isinstance(one, TensorStorageMetadata):
+            one.properties = TensorProperties(dtype=one.properties.dtype)
+    (directory / ".metadata").write_bytes(pickle.dumps(found))
+    report = iobench.verify(directory)
+    assert report.ok, report.findings
+    assert report.tensors

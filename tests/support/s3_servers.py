@@ -12,8 +12,9 @@ import pytest
 
 import iobench
 from iobench.errors import UnavailableError
-from iobench.testing import LocalS3, local_s3, moto_s3
+from iobench.testing import LocalS3, local_s3
 from iobench.writers.s3 import S3Writer
+from support.moto import moto_s3
 
 SERVERS = {"rclone": local_s3, "moto": moto_s3}
 

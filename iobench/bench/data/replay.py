@@ -27,7 +27,7 @@ from iobench.bench.data.subset import choose, cut_of, ranges_of, ranks_of, read_
 from iobench.checkpoint.piece_reader import PieceReader
 from iobench.checkpoint.sharded import ShardedLoad
 from iobench.errors import UsageError
-from iobench.formats import raw, safetensors, torch_file, torch_image
+from iobench.formats import safetensors, torch_file, torch_image
 from iobench.ranks.exchange import Reader
 from iobench.ranks.restore_plan import Range
 from iobench.results.records import Verified
@@ -323,7 +323,7 @@ class Replay:
             found, transfer = torch_file.load(path, directory, writer)
         else:
             found = _like(self.states[number])
-            transfer = raw.load(found.values(), path, directory, writer)
+            transfer = writer.read(FileImage.of(path, found.values()), directory)
         loaded.append(found)
         parse_s = time.perf_counter() - began - transfer.elapsed_s
         return replace(transfer, phases_s={"parse": parse_s, **transfer.phases_s})
@@ -338,7 +338,7 @@ class Replay:
         if file_format == "torch":
             return torch_file.prepare(path, directory, writer)
         found = _like(self.states[number])
-        return found, raw.image(path, found.values())
+        return found, FileImage.of(path, found.values())
 
     def verify(self, writer: Writer, directory: str | Path) -> Verified:
         """Compare every tensor with what was saved, after `restore`; see `Digests`."""
@@ -378,7 +378,7 @@ class Replay:
             return safetensors.image(path, tensors, SAFETENSORS_METADATA)
         if file_format == "torch":
             return torch_image.image(path, nested(tensors), crc=crc)
-        return raw.image(path, tensors.values())
+        return FileImage.of(path, tensors.values())
 
     def _stream(self, number: int, writer: Writer, directory: str | Path) -> Transfer:
         state, path = nested(self.states[number]), self.files[number].path

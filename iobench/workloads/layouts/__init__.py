@@ -9,7 +9,6 @@ from iobench.workloads.layouts.hf_trainer import HfTrainer
 from iobench.workloads.layouts.layout import MAX_RANKS, Layout
 from iobench.workloads.layouts.megatron_legacy import MegatronLegacy
 from iobench.workloads.layouts.megatron_torch_dist import MegatronTorchDist
-from iobench.workloads.layouts.meta_export import MetaExport
 from iobench.workloads.layouts.mlperf import MlPerf
 
 __all__ = ["LAYOUTS", "MAX_RANKS", "Layout"]
@@ -19,7 +18,6 @@ LAYOUTS: dict[str, type[Layout]] = {
     for layout in (
         HfTrainer,
         HfExport,
-        MetaExport,
         DeepSpeedZero1,
         DeepSpeedZero2,
         DeepSpeedZero3,

@@ -121,7 +121,7 @@ class StagedImage(WrappedImage):
     @contextmanager
     def outgoing(self, start: int, stop: int, meter: Meter) -> Iterator[list[Bytes]]:
         if not self._on_device(start, stop):
-            self._image.taken(start, stop, self.host_bytes)
+            self._image.taken(start, stop, self._copied)
             with self._image.outgoing(start, stop, meter) as views:
                 yield views
             return
@@ -148,7 +148,7 @@ class StagedImage(WrappedImage):
 
         def host_bytes(begin: int, end: int) -> Iterator[Bytes]:
             cut = end if isinstance(block, DeviceBytes) else min(max(begin, start), end)
-            yield from self.host_bytes(begin, cut)
+            yield from self._copied(begin, cut)
             if cut < end:
                 yield cast(Bytes, block[cut - start : end - start])
 
@@ -172,6 +172,10 @@ class StagedImage(WrappedImage):
             position += len(piece)
 
     def host_bytes(self, start: int, stop: int) -> Iterator[Bytes]:
+        self._image.taken(start, stop, self._copied)
+        yield from self._copied(start, stop)
+
+    def _copied(self, start: int, stop: int) -> Iterator[Bytes]:
         if not self._on_device(start, stop):
             yield from self._image.views(start, stop)
             return

@@ -196,7 +196,7 @@ def test_a_torch_that_writes_otherwise(tmp_path: Path, monkeypatch: pytest.Monke
     """Its own file is used unchanged."""
     monkeypatch.setattr(torch_image, "is_like_stock", lambda: False)
     with files(BufferedWriter()) as background:
-        background.save({"n": torch.arange(9)}, tmp_path / "1.pt", crc=False)
+        background.save({"n": torch.arange(9)}, tmp_path / "1.pt")
     assert torch.load(tmp_path / "1.pt")["n"].tolist() == list(range(9))
 
 

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import io
 import random
-from collections.abc import Callable
-from unittest import mock
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from support.fake_device import FakeDevice
 
-from iobench.formats import dcp_file
 from iobench.formats.dcp_file import ALIGNMENT, DcpFile
 from iobench.formats.tensors import tensor_bytes
 from iobench.writers.blocks.workers import map_in_workers
+from iobench.writers.device.staging import staged
 from iobench.writers.image import FileImage
+from iobench.writers.transfer import Meter
 
 _shapes = st.lists(st.integers(0, 5), max_size=3)
 _dtypes = st.sampled_from([torch.float32, torch.bfloat16, torch.int64, torch.bool])
@@ -42,17 +43,11 @@ def _taken(image: FileImage, step: int) -> bytes:
     kinds=_tensors,
     end=st.binary(max_size=9),
     step=st.integers(50, 5000),
-    group=st.sampled_from([1, 3000, 1 << 24]),
 )
 def test_the_file_is_a_row_of_torchs_files(
-    kinds: list[tuple[torch.dtype, list[int]]], end: bytes, step: int, group: int
+    kinds: list[tuple[torch.dtype, list[int]]], end: bytes, step: int
 ) -> None:
     """From the trainer's memory and from a copy in a slot: the same bytes, with checksums."""
-    with mock.patch.object(dcp_file, "_GROUP", group):
-        _compare(kinds, end, step)
-
-
-def _compare(kinds: list[tuple[torch.dtype, list[int]]], end: bytes, step: int) -> None:
     tensors = [
         torch.arange(int(np.prod(shape, dtype=int))).to(dtype).reshape(shape)
         for dtype, shape in kinds
@@ -76,33 +71,11 @@ def _compare(kinds: list[tuple[torch.dtype, list[int]]], end: bytes, step: int) 
     assert slot[file.size_bytes :].tolist() == [7, 7, 7]
 
 
-def _file(tensors: list[torch.Tensor]) -> tuple[DcpFile, Callable[[], FileImage]]:
-    """The file of tensors, and what makes an image of it."""
-    file = DcpFile([(tensor.dtype, tuple(tensor.shape)) for tensor in tensors])
-    data = [tensor_bytes(tensor) for tensor in tensors]
-    return file, lambda: file.image_of("f", data, checked=True)
-
-
-def test_the_end_of_a_file_needs_no_checksum_of_its_begin() -> None:
-    """Those of other groups are computed when they are taken: no thread waits for them before."""
-    tensors = [torch.zeros(1000), torch.ones(1000)]
-    file, image_of = _file(tensors)
-    with mock.patch.object(dcp_file, "_GROUP", 1):
-        groups = image_of()
-    last = file.items[1]
-    for one, later in ((groups, True), (image_of(), False)):
-        tensors[0].zero_()
-        one.views(last.start, one.size_bytes)
-        tensors[0].add_(1)
-        found = b"".join(view.tobytes() for view in one.views(0, last.start))
-        assert (found[: file.items[0].length] == _saved(tensors[0])) is later
-
-
 def test_threads_take_ranges_in_any_order() -> None:
     """The checksums of a range are there when it is taken, whoever computes them."""
     tensors = [torch.full((300 * (1 + number % 3),), float(number)) for number in range(40)]
-    file, image_of = _file(tensors)
-    image = image_of()
+    file = DcpFile([(tensor.dtype, tuple(tensor.shape)) for tensor in tensors])
+    image = file.image_of("f", [tensor_bytes(tensor) for tensor in tensors], checked=True)
     starts = list(range(0, image.size_bytes, 777))
     random.Random(1).shuffle(starts)
     found: dict[int, bytes] = {}
@@ -115,3 +88,28 @@ def test_threads_take_ranges_in_any_order() -> None:
     whole = b"".join(found[start] for start in sorted(found))
     for tensor, item in zip(tensors, file.items, strict=True):
         assert whole[item.start : item.start + item.length] == _saved(tensor)
+
+
+@pytest.mark.parametrize("first", ["the checksums", "the writer"])
+def test_from_a_device(first: str) -> None:
+    """The CRC32s are there for whoever takes the bytes: the writer, or the manifest's checksums."""
+    tensors = [torch.full((3000 + number,), float(number)) for number in range(40)]
+    file, device = DcpFile([(one.dtype, tuple(one.shape)) for one in tensors]), FakeDevice()
+    image = file.image_of("f", [device.upload(tensor_bytes(one)) for one in tensors], checked=True)
+    with staged(image, Meter()) as on_host:
+        takes = [
+            lambda: b"".join(one.tobytes() for one in on_host.host_bytes(0, image.size_bytes)),
+            lambda: _gathered(on_host),
+        ]
+        found = [take() for take in (takes if first == "the checksums" else takes[::-1])]
+    for whole in found:
+        for tensor, item in zip(tensors, file.items, strict=True):
+            assert whole[item.start : item.start + item.length] == _saved(tensor)
+
+
+def _gathered(image: FileImage) -> bytes:
+    """Take the blocks from the last one on."""
+    room, starts = np.empty(image.size_bytes, dtype=np.uint8), range(0, image.size_bytes, 7000)
+    for start in reversed(starts):
+        image.gather(start, min(start + 7000, image.size_bytes), room[start:])
+    return room.tobytes()

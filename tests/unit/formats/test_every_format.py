@@ -15,8 +15,8 @@ from support.fake_device import FakeBytes, FakeDevice
 
 import iobench
 from iobench.errors import DataMismatchError, UsageError
-from iobench.formats import raw, torch_file
 from iobench.formats import safetensors as st
+from iobench.formats import torch_file
 from iobench.writers import registry
 from iobench.writers.buffered import BufferedWriter
 from iobench.writers.device import cuda
@@ -101,7 +101,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> FakeDevice:
     for module in (st, torch_file):
         monkeypatch.setattr(module, "allocate_on", allocate_on)
     monkeypatch.setattr(st, "located_dense", lambda _: None)
-    for module in (st, raw, cuda):
+    for module in (st, cuda):
         monkeypatch.setattr(
             module, "tensor_memory", lambda t: device_bytes(cuda._flat(t, here=True))
         )
@@ -141,13 +141,6 @@ def test_torch_file_on_a_device(device: FakeDevice, tmp_path: Path) -> None:
     assert found["tied"].data_ptr() == found["weight"].data_ptr()
 
 
-def test_raw_on_a_device(device: FakeDevice, tmp_path: Path) -> None:
-    """Plain bytes too."""
-    registry.make("buffered").write(raw.image("f", [_state()["bias"]]), tmp_path)
-    assert device.copies
-    assert (tmp_path / "f").read_bytes() == _state()["bias"].numpy().tobytes()
-
-
 @pytest.mark.parametrize(
     ("device", "message"),
     [("cuda:99", "sees no such CUDA device"), ("meta", "cpu or cuda"), ("gpu", "unknown to torch")],
@@ -169,15 +162,13 @@ def test_a_writer_as_a_text(in_file: bool, tmp_path: Path) -> None:
     if in_file:
         writer = tmp_path / "writer.toml"
         writer.write_text(iobench.dump_writer(iobench.load_writer(_TEXT)))
-    state, filled = {"weight": torch.arange(6)}, torch.zeros(6, dtype=torch.int64)
+    state = {"weight": torch.arange(6)}
     saved = [
         st.save(state, "a", tmp_path, writer),
         torch_file.save(state, "b", tmp_path, writer),
-        raw.save(state.values(), "c", tmp_path, writer),
     ]
     first, *loaded = st.load("a", tmp_path, writer)
     second, third = torch_file.load("b", tmp_path, writer)
-    loaded += [third, raw.load([filled], "c", tmp_path, writer)]
-    assert {one.writer for one in (*saved, *loaded)} == {"buffered"}
-    for found in (first["weight"], second["weight"], filled):
+    assert {one.writer for one in (*saved, *loaded, third)} == {"buffered"}
+    for found in (first["weight"], second["weight"]):
         assert torch.equal(found, state["weight"])

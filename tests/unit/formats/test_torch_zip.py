@@ -6,6 +6,7 @@ import io
 import struct
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,9 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from iobench.errors import DataMismatchError
-from iobench.formats import torch_image
 from iobench.formats.torch_index import TorchIndex
-from iobench.formats.torch_layout import SparseText, TorchLayout, torch_ending
+from iobench.formats.torch_layout import TorchLayout, torch_ending
 from iobench.formats.torch_zip import Recorded, ZipDirectory
 from iobench.writers.base import BytesSource, LocalSource
 
@@ -96,11 +96,16 @@ def test_padding_that_torch_does_not_write(shift: int) -> None:
 _LARGE = [9, 5 << 30, 7, 0, 6 << 30, 64]
 
 
+def _layout(folder: str, sizes: list[int], *, crc: bool = True) -> TorchLayout:
+    host = torch.device("cpu")
+    storages: Any = [SimpleNamespace(device=host, nbytes=lambda n=n: n) for n in sizes]
+    records = [Recorded("data.pkl", b"abc")]
+    return TorchLayout.of("f", folder, records, storages, alignment=64, crc=crc)
+
+
 def test_sizes_and_offsets_of_64_bits(tmp_path: Path) -> None:
     """A file of 11 GiB, of which only the text takes room; zipfile agrees."""
-    storages: Any = [torch_image._Sized(size) for size in _LARGE]
-    records = [Recorded("data.pkl", b"abc")]
-    layout = TorchLayout.of("f", "folder", records, storages, alignment=64, crc=True)
+    layout = _layout("folder", _LARGE)
     with open(tmp_path / "f", "wb") as file:
         for start, text in layout._texts():
             file.seek(start)
@@ -118,23 +123,30 @@ def test_sizes_and_offsets_of_64_bits(tmp_path: Path) -> None:
     source.close()
 
 
-def test_more_records_than_16_bits_count() -> None:
-    """torch writes such a file with a count of 64 bits; the layout is the same."""
-    count = 66_000
-    storages: Any = [torch_image._Sized(0)] * count
-    records = [Recorded("data.pkl", b"abc")]
-    layout = TorchLayout.of("f", "archive", records, storages, alignment=64, crc=True)
-    sink: Any = SparseText()
-    stock: Any = torch._C.PyTorchFileWriter(sink, True, 64)
+class _SparseText(io.BytesIO):
+    """A file that keeps what torch's zip writer writes, and leaves out what it skips."""
+
+    skipped = 0
+
+    def tell(self) -> int:
+        return super().tell() + self.skipped
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self.skipped += offset if whence == io.SEEK_CUR else offset - self.tell()
+        return self.tell()
+
+
+@pytest.mark.parametrize("sizes", [_LARGE, [0] * 66_000], ids=["large", "many"])
+def test_what_exceeds_32_and_16_bits(sizes: list[int]) -> None:
+    """Sizes, offsets and counts are in the file like those of torch. No data are written."""
+    sink: Any = _SparseText()
+    stock: Any = torch._C.PyTorchFileWriter(sink, False, 64)
     stock.write_record("data.pkl", b"abc", 3)
-    for key in range(count):
-        stock.write_record_metadata(f"data/{key}", 0)
+    for key, size in enumerate(sizes):
+        stock.write_record_metadata(f"data/{key}", size)
     stock.write_end_of_file()
-    assert layout.missing is not None
-    layout.missing.put(layout.text, [])
-    assert layout.text == sink.text.getvalue()
-    found = ZipDirectory.read(BytesSource(bytes(layout.text)))
-    assert found.names[1 : count + 1] == [f"archive/data/{key}" for key in range(count)]
+    layout = _layout("archive", sizes, crc=False)
+    assert (bytes(layout.text), layout.size_bytes) == (sink.getvalue(), sink.tell())
 
 
 @pytest.mark.parametrize("field", [32, 40, 48], ids=["count", "length", "offset"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 import torch
@@ -19,7 +18,6 @@ _SMALL_JOBS = {
     "llama7b-fsdp": {"world_size": 5},
     "llama7b-fsdp-model": {"world_size": 5},
     "llama7b-export": {},
-    "llama2-13b-meta": {"tensor_parallel": 2},
     "gpt5b-nemo": {"tensor_parallel": 2, "pipeline_parallel": 4, "data_parallel": 3},
     "gpt5b-nemo-dist": {"tensor_parallel": 2, "pipeline_parallel": 4, "data_parallel": 3},
     "mlperf-8b": {"tensor_parallel": 2, "data_parallel": 3},
@@ -53,7 +51,7 @@ def test_tensor_names_are_unique_and_sizes_cover_the_tensors(name: str) -> None:
     ("name", "bytes_each"),
     [("llama7b", 12), ("llama7b-zero1", 14), ("llama7b-zero3", 12), ("llama7b-fsdp", 12),
      ("llama7b-fsdp-model", 2), ("llama7b-export", 2),
-     ("llama2-7b-meta", 2), ("llama2-13b-meta", 2), ("gpt5b-nemo", 14), ("gpt5b-nemo-dist", 14)],
+     ("gpt5b-nemo", 14), ("gpt5b-nemo-dist", 14)],
 )  # fmt: skip
 def test_bytes_per_parameter_are_the_textbook_s(name: str, bytes_each: int) -> None:
     """Weights and optimizer come to the bytes per parameter that the layout is known for."""
@@ -150,32 +148,3 @@ def test_mlperf_saves_layer_by_layer_under_pipelining() -> None:
     assert [f.path.partition("/")[2] for f in workload.files(256)] == [
         "zero_pp_rank_1_mp_rank_0_optim_states.pt"
     ]
-
-
-def test_meta_shards_have_the_tensors_of_the_llama_2_download() -> None:
-    """The first tensors of a 70B shard, in order, with the published shapes for 8 ranks. Ranks that
-    do not divide the key and value heads are refused."""
-    workload = workloads.load("llama2-13b-meta")
-    layout = replace(workload.layout, tensor_parallel=8)
-    workload = replace(workload, model=workloads.load_model("llama-2-70b"), layout=layout)
-    (file,) = workload.files(7)
-    assert file.path == "consolidated.07.pth"
-    assert [(t.name, t.shape) for t in file.tensors[:13]] == [
-        ("tok_embeddings.weight", (32000, 1024)),
-        ("norm.weight", (8192,)),
-        ("output.weight", (4000, 8192)),
-        ("rope.freqs", (64,)),
-        ("layers.0.attention.wq.weight", (1024, 8192)),
-        ("layers.0.attention.wk.weight", (128, 8192)),
-        ("layers.0.attention.wv.weight", (128, 8192)),
-        ("layers.0.attention.wo.weight", (8192, 1024)),
-        ("layers.0.feed_forward.w1.weight", (3584, 8192)),
-        ("layers.0.feed_forward.w2.weight", (8192, 3584)),
-        ("layers.0.feed_forward.w3.weight", (3584, 8192)),
-        ("layers.0.attention_norm.weight", (8192,)),
-        ("layers.0.ffn_norm.weight", (8192,)),
-    ]
-    assert {t.dtype for t in file.tensors} == {"bfloat16"}
-    layout = replace(layout, tensor_parallel=3)
-    with pytest.raises(ValueError, match="tensor_parallel is 3: must divide num_heads"):
-        layout.check(workload.model)

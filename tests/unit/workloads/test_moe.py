@@ -11,7 +11,6 @@ import pytest
 from safetensors import safe_open
 
 from iobench import workloads
-from iobench.errors import WorkloadFileError
 from iobench.workloads.layouts import LAYOUTS
 from iobench.workloads.models.model import Model
 
@@ -183,21 +182,3 @@ def test_experts_that_cannot_be_divided(model: str, fields: dict[str, int], reas
     plan = LAYOUTS["megatron-legacy"](**{"data_parallel": 16, "expert_parallel": 8} | fields)
     with pytest.raises(ValueError, match=reason):
         plan.check(workloads.load_model(model))
-
-
-def test_numbers_of_experts_are_checked(tmp_path: Path) -> None:
-    """A family with experts needs their number; another one refuses it."""
-    text = """schema: iobench.workload/1
-model:
-  name: mine
-  family: {family}
-  arch: {{vocab_size: 8, hidden_size: 8, num_layers: 1, num_heads: 1, ffn_hidden_size: 8{more}}}
-layout: {{id: hf-export}}
-"""
-    path = tmp_path / "mine.yaml"
-    path.write_text(text.format(family="mixtral", more=""))
-    with pytest.raises(WorkloadFileError, match=r"'model.arch.num_experts' is missing"):
-        workloads.load(path)
-    path.write_text(text.format(family="llama", more=", num_experts: 8"))
-    with pytest.raises(WorkloadFileError, match=r"num_experts.*does not use it"):
-        workloads.load(path)

@@ -112,7 +112,7 @@ def _within(expected: dict[str, Any]) -> Any:
 
 _REQUIRED = [
     *("llama7b", "llama7b-zero1", "llama7b-zero3", "llama7b-fsdp", "llama7b-fsdp-model"),
-    *("llama7b-export", "llama2-7b", "llama2-7b-meta", "llama2-13b", "llama2-13b-meta"),
+    *("llama7b-export", "llama2-7b", "llama2-13b"),
     *("llama2-70b", "llama3-8b", "llama3-70b", "llama3.1-405b", "mixtral-8x7b"),
     *("mixtral-8x7b-megatron", "qwen3-30b-a3b", "deepseek-v3", "gpt2-xl", "bloom-3b"),
     *("gpt5b-nemo", "gpt5b-nemo-dist", "gpt5b-hf", "gpt3-175b"),

@@ -75,16 +75,11 @@ def test_the_guide_is_right(write: Callable[[str], Path]) -> None:
         ("model: llama-7b", "modle: llama-7b", "'modle' is 'llama-7b': there is no such field"),
         ("fsdp-dcp", "fsdp", "'layout.id' is 'fsdp': must be one of hf-trainer"),
         ("world_size: 8", "world_size: 0", "'layout.world_size' is 0: must be greater"),
-        ("world_size: 8", "world_size: 10000000", "'layout.world_size' is 10000000: must be less"),
-        ("world_size: 8", "world_size: eight", "'layout.world_size' is 'eight': must be a valid"),
         ("world_size: 8", "ranks: 8", "'layout.ranks' is 8: there is no such field; known here: w"),
         ("world_size: 8", "8: 8", "'layout.8' is 8: keys should be strings"),
         ("{id: fsdp-dcp, world_size: 8}", "fsdp-dcp", "'layout' is 'fsdp-dcp': must be a mapping"),
         ("fsdp-dcp, world_size: 8", "hf-export, max_shard_size: 5XB", "'5XB' is not a size"),
-        ("fsdp-dcp, world_size: 8", "hf-export, precision: fp8", "'fp8': must be 'bf16', 'fp16'"),
-        ("fsdp-dcp", "megatron-legacy", "'layout.world_size' is 8: there is no such field"),
         ("fsdp-dcp, world_size: 8", "mlperf", "cannot hold a model of family 'llama'; it holds"),
-        ("model: llama-7b", "model: nemo-gpt-5b", "cannot hold a model of family 'megatron-gpt'"),
         ("layout:", "step_time: 3\nlayout:", "'step_time' is 3: must be a mapping"),
         ("world_size: 8}", "world_size: 8", "is not YAML"),
         ("model: llama-7b", "model: llama-7b\nmodel: llama-13b", "line 3, column 1: is not YAML"),
@@ -103,7 +98,6 @@ def test_a_broken_file_is_answered_in_one_line(
     [
         ("num_layers: 2", "num_layers: -2", "'model.arch.num_layers' is -2: must be greater"),
         ("num_layers: 2, ", "", "field 'model.arch.num_layers' is missing"),
-        ("num_layers: 2", "num_layers: 2.5", "'model.arch.num_layers' is 2.5: must be a valid int"),
         ("num_layers: 2", "layers: 2", "'model.arch.layers' is 2: there is no such field; known"),
         ("num_heads: 4", "num_heads: 5", "'model.arch.num_heads' is 5: must divide hidden_size 64"),
         (
@@ -115,7 +109,6 @@ def test_a_broken_file_is_answered_in_one_line(
         ("family: llama", "family: gpt2", "'model.arch.max_positions' is missing: family 'gpt2'"),
         ("family: llama", "family: opt", "'model.family' is 'opt': must be one of llama"),
         ("seconds: 0.5", "seconds: .inf", "'step_time.seconds' is inf: must be a finite number"),
-        ("gpus: 1, ", "", "field 'step_time.gpus' is missing"),
     ],
 )
 def test_a_broken_model_is_answered_in_one_line(
@@ -240,7 +233,6 @@ def test_a_list_of_files(write: Callable[[str], Path]) -> None:
     ("files", "words"),
     [
         ("- {path: /etc/passwd, size_bytes: 1}", "must be below the checkpoint"),
-        ("- {path: a/../../b, size_bytes: 1}", "must be below the checkpoint"),
         ("- {path: manifest.json, size_bytes: 1}", "not manifest.json"),
         (f"{_TENSORS}- {{path: a/m.pt, size_bytes: 1}}", "of another file"),
         (f"{_TENSORS}- {{path: a, size_bytes: 1}}", "directory with files"),
@@ -259,7 +251,6 @@ def test_a_list_of_files(write: Callable[[str], Path]) -> None:
         ("- {path: a, format: torch, tensors: int8 1 x/²}", "nested dicts"),
         (f"- {{path: a, format: torch, tensors: int8 {'9' * 15}x{'9' * 15} x}}", "bytes"),
         ("- {path: a, format: safetensors, tensors: complex128 1 x}", "cannot hold"),
-        ("- {path: a, format: nope}", "must be 'safetensors', 'torch', 'dcp' or 'raw'"),
         ("- {path: a, sizes: 3}", "known here: path, format, size_bytes, tensors"),
         (" []", "should have at least 1 item"),
         (f"{_TENSORS}model: llama-7b", "field 'model': leave it out"),

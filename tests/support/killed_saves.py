@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from iobench.testing import save_server
 from iobench.testing.expect import expect
+from support import save_server
 
 
 @dataclass(frozen=True, kw_only=True)
