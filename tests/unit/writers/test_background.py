@@ -27,7 +27,7 @@ from iobench.writers.local.direct_file import DirectFile
 from iobench.writers.s3 import PartSink
 from iobench.writers.s3_store.parts import StreamParts
 from iobench.writers.s3_store.upload import S3Upload
-from iobench.writers.transfer import Meter, PathCount
+from iobench.writers.transfer import Meter
 
 _Impatience = Callable[[threading.Event], AbstractContextManager[None]]
 
@@ -205,21 +205,6 @@ def _by_ring(fd: int, pool: BlockPool, ring: _Ring, meter: Meter | None = None) 
         return RingEngine(ring, 4, pool, meter, writes=True, path="fake")
 
     return _background(fd, pool, 4, engine, meter, ring=True)
-
-
-def test_every_block_is_written_by_a_ring(fd: int, pool: BlockPool) -> None:
-    """After drain all bytes are in the file; the caller keeps the block of `drain`; all counts."""
-    meter, kept = Meter(), pool.take()
-    writer = _by_ring(fd, pool, _Ring(fd), meter)
-    with Footprint.unchanged():
-        _submit(writer, pool, range(20))
-        _drain(writer)
-        assert os.fstat(fd).st_size == 20 * _BLOCK
-        writer.drain(kept, 100, 20 * _BLOCK, last=True)
-        assert os.fstat(fd).st_size == 20 * _BLOCK + 100
-        _release(writer)
-    assert meter.paths == {"fake": PathCount(operations=20, bytes=20 * _BLOCK)}
-    assert all(block is not kept for block in pool._free)
 
 
 @pytest.mark.parametrize("breaks", [False, True])

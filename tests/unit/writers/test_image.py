@@ -35,16 +35,6 @@ def test_views_equal_the_concatenation(pieces: list[bytes], data: st.DataObject)
 
 
 @given(_PIECES, st.data())
-def test_gather_equals_the_concatenation(pieces: list[bytes], data: st.DataObject) -> None:
-    """gather fills the start of the block with that slice and leaves the rest unchanged."""
-    image, whole = FileImage.of("f", pieces), b"".join(pieces)
-    start, stop = _range(data, len(whole))
-    block = np.full(stop - start + 5, 0xEE, dtype=np.uint8)
-    assert image.gather(start, stop, block) == stop - start
-    assert block.tobytes() == whole[start:stop] + b"\xee" * 5
-
-
-@given(_PIECES, st.data())
 def test_scatter_fills_only_its_range(pieces: list[bytes], data: st.DataObject) -> None:
     """scatter copies the block to [start, stop) of the memories and changes no other byte."""
     memories = [bytearray(piece) for piece in pieces]

@@ -78,16 +78,6 @@ def test_it_skips_what_the_read_has_reached(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.usefixtures("lead")
-def test_a_part_of_a_file() -> None:
-    """Only the range that will be read gets pages."""
-    memory = fresh_pages(16 * HUGE_PAGE, huge=False)
-    image = FileImage.of("file", [memory])
-    with faulted_ahead(image, [(HUGE_PAGE - 1, 14 * HUGE_PAGE + 1)]):
-        wait_for(memory[: 14 * HUGE_PAGE], 5)
-    assert pages(memory) == [False] * 5 + [True] * 9 + [False] * 2
-
-
-@pytest.mark.usefixtures("lead")
 def test_ranges_of_a_file() -> None:
     """The lead counts what is read; memory between the ranges gets no pages."""
     parts = [fresh_pages(8 * HUGE_PAGE, huge=False) for _ in range(3)]
