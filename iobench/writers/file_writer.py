@@ -302,7 +302,7 @@ class FileWriter(PosixWriter):
 
         With several paths, an unavailable ring is a fallback: the engine is a blocking one then.
         """
-        iodepth = self._how.iodepth if writes else self._how.read_iodepth
+        iodepth = self._how.iodepth
         try:
             with meter.phase("open"):
                 ring = open_ring(iodepth)

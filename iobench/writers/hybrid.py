@@ -96,10 +96,6 @@ class HybridWriter(FileWriter):
             threads=how.iodepth,
             rings=1 if how.uring and IoPath.DIRECT in paths else 0,
             iodepth=depth,
-            # A restore has a quarter of the blocks in flight: few blocks stay in the processor's
-            # cache until they are copied, many hide a longer latency. Choosing the number by
-            # measurement at run time was no faster (docs/decisions/0010).
-            read_iodepth=max(1, depth // 4),
             piece_size=piece_size,
             stream_depth=how.iodepth,
             small_size=min(how.small_size, how.block_size),

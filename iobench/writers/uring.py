@@ -53,7 +53,6 @@ class UringWriter(FileWriter):
             block_size=how.block_size,
             rings=how.rings,
             iodepth=how.iodepth,
-            read_iodepth=how.iodepth,
             piece_size=how.block_size,
             stream_depth=how.iodepth,
             o_direct=how.direct,

@@ -272,8 +272,7 @@ class FileSetting:
     rings: int = 0
     """Threads with a ring each for direct operations; 0: none."""
     iodepth: int = 0
-    """Pieces in flight on each ring when writing."""
-    read_iodepth: int = 0
+    """Pieces in flight on each ring."""
     piece_size: int = 0
     stream_depth: int = 0
     """Blocks of a stream in flight."""

@@ -342,28 +342,6 @@ def _written(
     return stream.transfer
 
 
-@pytest.mark.parametrize(("iodepth", "reads"), [(8, 2), (2, 1)])
-def test_restores_have_a_quarter_in_flight(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, iodepth: int, reads: int
-) -> None:
-    """A quarter of the operations of a save, at least one."""
-    _require_ring(tmp_path)
-    data, back = content(6 * _BLOCK), np.zeros(6 * _BLOCK, np.uint8)
-    writer = _writer(iodepth=iodepth)
-    assert writer.available(tmp_path).ok  # which opens a ring too
-    depths: list[int] = []
-
-    def opened(depth: int) -> Ring:
-        depths.append(depth)
-        return open_ring(depth)
-
-    monkeypatch.setattr(file_writer, "open_ring", opened)
-    writer.write(FileImage.of("model", [data]), tmp_path)
-    writer.read(FileImage.of("model", [back]), tmp_path)
-    assert np.array_equal(back, data)
-    assert depths == [iodepth, reads]
-
-
 @pytest.mark.parametrize("streamed", [False, True])
 def test_large_blocks_use_a_ring(tmp_path: Path, streamed: bool) -> None:
     """Direct operations go in pieces by a ring; the tail goes through the page cache."""
