@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -156,3 +157,19 @@ def test_a_checkpointer_that_is_forgotten(runs: Path) -> None:
     assert [thread for thread in threading.enumerate() if thread.name == "iobench-events"] == []
     with Checkpointer(runs, writer="buffered") as again:
         assert again.load()["weight"].tolist() == [0] * 64
+
+
+def test_a_close_in_another_thread(runs: Path) -> None:
+    """It waits for the callback like the main thread."""
+    told: list[str] = []
+
+    def on_event(_save: Save, event: str) -> None:
+        time.sleep(0.2)
+        told.append(event)
+
+    ckpt = Checkpointer(runs, writer="buffered", on_event=on_event)
+    ckpt.save(_state(), 1)
+    thread = threading.Thread(target=ckpt.close)
+    thread.start()
+    thread.join()
+    assert told == ["committed"]

@@ -17,7 +17,7 @@ from iobench import linux
 from iobench.checkpoint import staged
 from iobench.checkpoint.manifest import MANIFEST
 from iobench.checkpoint.object_store import StagedObjects
-from iobench.checkpoint.staged import StagedCheckpoint
+from iobench.checkpoint.staged import STAGING_SUFFIX, StagedCheckpoint
 from iobench.errors import TargetError, TransferError
 from iobench.writers.local import new_file
 from iobench.writers.local.directory_lock import LOCK, DirectoryLock, lock_directory
@@ -300,3 +300,13 @@ def test_another_node_takes_it_where_locks_are_local(tmp_path: Path) -> None:
     with pytest.raises(TargetError, match="in use by another job too: process 7 on host node9"):
         lock.check()
     lock.release()
+
+
+def test_staging_is_hidden_and_apart(tmp_path: Path) -> None:
+    """Two stagings of one name do not meet, and what a killed process leaves is recognizable."""
+    first, second = (StagedCheckpoint(tmp_path / "final") for _ in range(2))
+    with first, second:
+        assert first.directory != second.directory
+        for one in (first, second):
+            assert one.directory.name.startswith(".final.")
+            assert one.directory.name.endswith(STAGING_SUFFIX)
