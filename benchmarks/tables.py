@@ -93,7 +93,7 @@ def show(path: Path, operation: str = "") -> str:
     of restores, if an operation is given."""
     document = document_of([path])
     (grid,) = document.tables
-    names = [" ".join(name.split()).replace(" (s)", ", s") for name, _ in grid.columns]
+    names = [" ".join(one.name.split()).replace(" (s)", ", s") for one in grid.columns]
     if baseline := document.data.get("baseline"):
         names = [name.replace("baseline", f"`{baseline['name']}`") for name in names]
     at = names.index("operation") if "operation" in names else 0

@@ -77,7 +77,7 @@ def _counts(advice: Sequence[Advice]) -> str:
 
 def _grid(title: str, facts: Sequence[Fact], about: Mapping[str, Sequence[Advice]]) -> Grid:
     """Return the table of facts: a mark where one was checked, and its advice below it."""
-    from iobench.report.grid import Grid
+    from iobench.report.grid import Grid, words
 
     lines: list[tuple[str, str, str, str]] = []  # mark, name, words, style
     for fact in facts:
@@ -92,8 +92,7 @@ def _grid(title: str, facts: Sequence[Fact], about: Mapping[str, Sequence[Advice
                 lines.append(("", "", f"-> {item.remedy}", "cyan"))
     return Grid(
         title=printable(title),
-        columns=(("", False), ("fact", False), ("value", False)),
+        columns=words("", "fact", "value", sentence=True),
         rows=[[printable(text) for text in line[:3]] for line in lines],
-        sentences=(2,),
         styles=tuple(style for *_, style in lines),
     )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 import typer
 
 from iobench.errors import UsageError
-from iobench.report.render import ReportFormat, render
+from iobench.report.render import render
 from iobench.text import printable
 from iobench.units import count_of, format_rate, format_size
 
@@ -53,7 +53,7 @@ def show(directory: Path) -> None:
         f"{layout.slots} generations",
         tables=(Grid.of(generations, columns),),
     )
-    render(document, ReportFormat.TABLE, sys.stdout)
+    render(document, "table", sys.stdout)
 
 
 def _committed(one: FoundGeneration) -> str:

@@ -96,11 +96,11 @@ class Shown:
     Raises UsageError for a page on a terminal, UnavailableError without the libraries of pages.
     """
 
-    form: str
+    form: ReportFormat
     details: bool = False
 
     def __post_init__(self) -> None:
-        if self.form == ReportFormat.HTML:
+        if self.form == "html":
             check_libraries()
             if sys.stdout.isatty():
                 raise UsageError("--format html: is a file; add > page.html")

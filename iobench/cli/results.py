@@ -38,12 +38,12 @@ def scrub(record: Path, output: Path) -> None:
     Options:
         -o, --output FILE: The copy; it must not exist.
     """
-    from iobench.report.render import ReportFormat, render
+    from iobench.report.render import render
     from iobench.results.scrub import write_scrubbed
 
     check_output(output)
     removed = write_scrubbed(record, output, _reader(record))
-    render(_document(removed), ReportFormat.TABLE, sys.stdout)
+    render(_document(removed), "table", sys.stdout)
     print(f"wrote     {output}", file=sys.stderr)
 
 
@@ -59,12 +59,16 @@ def _reader(path: Path) -> Callable[[Path], object]:
 def _document(removed: Sequence[Removed]) -> Document:
     """Return one row for each value: where it was first, the value, and its replacement."""
     from iobench.report.document import Document
-    from iobench.report.grid import Grid
+    from iobench.report.grid import Column, Grid
 
-    columns = (("field", False), ("old value", False), ("new value", False), ("times", True))
-    rows = [[one.where, printable(one.old), one.new, str(one.count)] for one in removed]
+    columns: tuple[Column[Removed], ...] = (
+        Column("field", lambda one: one.where, figure=False),
+        Column("old value", lambda one: printable(one.old), figure=False),
+        Column("new value", lambda one: one.new, figure=False),
+        Column("times", lambda one: str(one.count), 1),
+    )
     return Document(
         kind="iobench results scrub",
         title=f"{count_of(len(removed), 'value')} removed",
-        tables=(Grid(columns=columns, rows=rows, drop=(3,)),) if removed else (),
+        tables=(Grid.of(removed, columns),) if removed else (),
     )

@@ -71,7 +71,7 @@ def run(
         bool, typer.Option("--ceiling/--no-ceiling", hidden=True)
     ] = True,
     output: Path | None = None,
-    format_: ReportFormat = ReportFormat.TABLE,
+    format_: ReportFormat = "table",
     verbose: bool = False,
     dry_run: bool = False,
     quiet: QuietOption = False,
@@ -247,7 +247,7 @@ def _check_effects(
             "--duration and --until repeat saves for a time, without fio",
         ),
         (not sustained, ("max_bytes",), "only --duration and --until have it"),
-        (format_ != ReportFormat.TABLE, ("verbose",), f"--format {format_} has all details"),
+        (format_ != "table", ("verbose",), f"--format {format_} has all details"),
         (dry_run, ("format_", "verbose"), "--dry-run makes no report"),
     )
     for applies, names, why in table:

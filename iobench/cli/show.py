@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import enum
 import io
 import sys
 from pathlib import Path
+from typing import Literal, get_args
 
 from iobench.cli.given import print_warning
 from iobench.cli.pages import check_page, write_file, write_page, write_picture
@@ -13,21 +13,11 @@ from iobench.errors import UsageError
 from iobench.report.render import render
 from iobench.text import printable
 
-
-class ShowFormat(enum.StrEnum):
-    """The choices of --format."""
-
-    TABLE = "table"
-    MD = "md"
-    CSV = "csv"
-    JSON = "json"
-    HTML = "html"
-    SVG = "svg"
-    PNG = "png"
-
-
-_PICTURES = (ShowFormat.SVG, ShowFormat.PNG)
-_BY_SUFFIX = {f".{one}": one for one in ShowFormat} | {".htm": ShowFormat.HTML}
+ShowFormat = Literal["table", "md", "csv", "json", "html", "svg", "png"]
+_PICTURES = ("svg", "png")
+_BY_SUFFIX: dict[str, ShowFormat] = {f".{one}": one for one in get_args(ShowFormat)} | {
+    ".htm": "html"
+}
 
 
 def show(
@@ -54,12 +44,12 @@ def show(
     form = format_ or _by_name(output)
     if chart is not None and form not in _PICTURES:
         raise UsageError("--chart chooses the chart of a picture; give -o FILE.svg or FILE.png")
-    if verbose and form is not ShowFormat.TABLE:
+    if verbose and form != "table":
         raise UsageError(f"-v: --format {form} has all details; leave out -v")
-    if form is ShowFormat.HTML or form in _PICTURES:
+    if form == "html" or form in _PICTURES:
         if output is None:
             raise UsageError(f"--format {form}: is a file; give -o FILE.{form}")
-        check_page(output, "" if form is ShowFormat.HTML else form.value)
+        check_page(output, "" if form == "html" else form)
     elif len(records) > 1:
         raise UsageError(f"--format {form} shows one record; give one, or -o FILE.html for all")
     elif output is not None and output.exists():
@@ -69,14 +59,14 @@ def show(
     document = document_of(records)
     if document.incomplete:
         print_warning(printable(document.incomplete))
-    if form is ShowFormat.CSV and document.values is None:
-        others = ", ".join(one for one in ShowFormat if one is not form)
+    if form == "csv" and document.values is None:
+        others = ", ".join(one for one in get_args(ShowFormat) if one != form)
         raise UsageError(f"--format csv: a record of {document.kind} is shown as {others}")
     if verbose and not document.details:
         raise UsageError("-v: this record is always shown whole; leave out -v")
     if output is None:
         render(document, form, sys.stdout, details=verbose)
-    elif form is ShowFormat.HTML:
+    elif form == "html":
         write_page(document, output)
     elif form in _PICTURES:
         write_picture(document, chart, output)
@@ -87,7 +77,7 @@ def show(
 
 
 def _by_name(output: Path | None) -> ShowFormat:
-    return ShowFormat.TABLE if output is None else _BY_SUFFIX.get(output.suffix, ShowFormat.TABLE)
+    return "table" if output is None else _BY_SUFFIX.get(output.suffix.lower(), "table")
 
 
 def report(records: list[Path], output: Path) -> None:
@@ -99,4 +89,4 @@ def report(records: list[Path], output: Path) -> None:
     Options:
         -o, --output FILE: The page: one HTML file; an older one is replaced.
     """
-    show(records, ShowFormat.HTML, output)
+    show(records, "html", output)

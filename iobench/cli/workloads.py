@@ -148,7 +148,7 @@ def _file(spec: FileSpec) -> dict[str, Any]:
 
 
 def _facts_grid(facts: Mapping[str, Any], files: int) -> Grid:
-    from iobench.report.grid import Grid
+    from iobench.report.grid import Grid, words
 
     step = facts["step_time"]
     model, each = "unknown: its files are listed", ""
@@ -167,20 +167,21 @@ def _facts_grid(facts: Mapping[str, Any], files: int) -> Grid:
         "step time": took,
         "source": facts["source"],
     }
-    columns = (("fact", False), ("value", False))
-    return Grid(columns=columns, rows=[[*row] for row in rows.items()], sentences=(1,))
+    columns = words("fact", "value", sentence=True)
+    return Grid(columns=columns, rows=[[*row] for row in rows.items()])
 
 
 def _files_grid(specs: tuple[FileSpec, ...]) -> Grid:
-    from iobench.report.grid import Grid
+    from iobench.report.grid import Column, Grid
 
-    rows = []
-    for spec in specs:
-        size = f"{spec.size_bytes:,}" if spec.exact else f"about {spec.size_bytes:,}"
-        human = format_size(spec.size_bytes)
-        rows.append([spec.path, spec.format, size, human, str(len(spec.tensors))])
-    columns = (("file", False), ("format", False), ("bytes", True), ("size", True))
-    return Grid(columns=(*columns, ("tensors", True)), rows=rows, drop=(3, 4, 1))
+    columns: tuple[Column[FileSpec], ...] = (
+        Column("file", lambda one: one.path, figure=False),
+        Column("format", lambda one: one.format, 3, figure=False),
+        Column("bytes", lambda one: f"{'' if one.exact else 'about '}{one.size_bytes:,}"),
+        Column("size", lambda one: format_size(one.size_bytes), 1),
+        Column("tensors", lambda one: str(len(one.tensors)), 2),
+    )
+    return Grid.of(specs, columns)
 
 
 def _both(size_bytes: int) -> str:

@@ -95,7 +95,7 @@ def _entry(
 
 def _grid(what: str, listed: Iterable[dict[str, Any]]) -> Grid:
     """Return the table: what each one is, why it does not work here, and its options."""
-    from iobench.report.grid import Grid
+    from iobench.report.grid import Grid, words
 
     rows = []
     for one in listed:
@@ -103,5 +103,5 @@ def _grid(what: str, listed: Iterable[dict[str, Any]]) -> Grid:
         why = " ".join(part for part in (one["reason"], one["remedy"]) if part)
         options = ", ".join(f"{each['name']}={each['shown']}" for each in one["options"])
         rows += [["", "", text] for text in (why, options) if text]
-    columns = ((what, False), ("works", False), ("what it is, and its options", False))
-    return Grid(columns=columns, rows=rows, sentences=(2,))
+    columns = words(what, "works", "what it is, and its options", sentence=True)
+    return Grid(columns=columns, rows=rows)

@@ -105,7 +105,7 @@ def _forecast(
 
 
 def _proposal(interval_s: float, costs: Costs, job: TrainingJob) -> Proposal:
-    used_s = max(interval_s, goodput.shortest(costs))
+    used_s = max(interval_s, costs.persist_s)
     return Proposal(
         interval_s=used_s, raised=interval_s < used_s, ettr=goodput.ettr(used_s, costs, job)
     )

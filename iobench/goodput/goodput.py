@@ -2,7 +2,8 @@
 
 ETTR, the effective training time ratio, is the part of wall-clock time spent in steps that no
 failure undoes. All times are seconds. Intervals are training time between two saves, and never
-below `shortest`.
+below the persist time: there a save waits for the one before (CheckFreq, FAST 2021; PCcheck, ASPLOS
+2025, has several in flight).
 """
 
 from __future__ import annotations
@@ -115,7 +116,7 @@ def ettr(interval_s: float, costs: Costs, job: TrainingJob) -> float:
 
 def best_interval_s(costs: Costs, job: TrainingJob) -> float:
     """Return the interval that maximises `ettr`, where no save waits."""
-    return max(optimal(costs.blocking_s, job.mtbf_s), shortest(costs))
+    return max(optimal(costs.blocking_s, job.mtbf_s), costs.persist_s)
 
 
 def lost_work_s(interval_s: float, costs: Costs, job: TrainingJob) -> float:
@@ -133,7 +134,7 @@ def lost_work_s(interval_s: float, costs: Costs, job: TrainingJob) -> float:
 
 
 def _check(interval_s: float, costs: Costs) -> None:
-    least = shortest(costs)
+    least = costs.persist_s
     if not interval_s >= least * (1 - 1e-9):
         raise ValueError(
             f"at intervals of {interval_s} s saves wait for each other: {least} s is least"
@@ -158,11 +159,3 @@ def optimal(save_s: float, mtbf_s: float) -> float:
         if abs(step) <= 1e-13 * s:
             break
     return -mtbf_s * math.expm1(-s)
-
-
-def shortest(costs: Costs) -> float:
-    """Return the persist time: below it, a save waits for the one before (CheckFreq, FAST 2021).
-
-    PCcheck (Strati and others, ASPLOS 2025) has the rule for several saves in flight.
-    """
-    return costs.persist_s

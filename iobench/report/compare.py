@@ -124,27 +124,22 @@ class _Side:
         side = cls(results=results)
         for result in results:
             context = Context.of(result.run)
-            failures = {contender_of(failure): failure for failure in result.failures}
             for key, samples in group(result).items():
                 side.runs.setdefault(key, []).append(samples)
-                verdict = verdict_of(samples, context, failures.get(key[0]))
+                verdict = verdict_of(samples, context)
                 if key not in side.verdicts or verdict.status in _SPOILT:
                     side.verdicts[key] = verdict
-        side._fail()
+        # Also a contender that failed in one of the runs before its first sample there.
+        for failure in (failure for one in results for failure in one.failures):
+            failed = Verdict(status=VerdictStatus.FAILED, reasons=(Reason(text=failure.why),))
+            which = [key for key in side.runs if key[0] == contender_of(failure)]
+            side.verdicts |= dict.fromkeys(which, failed)
         return side
 
     @cached_property
     def recorded(self) -> RecordedFloor:
         """The floors by A/A records beside the first run."""
         return floors_beside(self.results[0])
-
-    def _fail(self) -> None:
-        """Judge contenders as FAILED that failed in a run before their first sample of it."""
-        for failure in (failure for one in self.results for failure in one.failures):
-            for key in self.runs:
-                if key[0] == contender_of(failure):
-                    reason = Reason(text=failure.why)
-                    self.verdicts[key] = Verdict(status=VerdictStatus.FAILED, reasons=(reason,))
 
     def names(self, keys: Iterable[Figure]) -> tuple[str, ...]:
         return tuple(_name(self.runs[key][0]) for key in keys)
@@ -242,30 +237,14 @@ def _rates(runs: Iterable[Iterable[Sample]]) -> list[list[float]]:
 
 def _pairs(before: Collection[Figure], after: Collection[Figure]) -> list[tuple[Figure, Figure]]:
     """Pair equal settings. Then pair the last two of a writer if each side has one left."""
-    pairs = [(key, key) for key in before if key in after]
-    for key in before:
-        if key in after:
-            continue
-        left = [_others(key, groups, before, after) for groups in (before, after)]
-        if [len(keys) for keys in left] == [1, 1]:
-            pairs.append((key, left[1][0]))
-    return pairs
-
-
-def _others(
-    key: Figure, groups: Collection[Figure], before: Collection[Figure], after: Collection[Figure]
-) -> list[Figure]:
-    """Return the keys in `groups` of the same writer, axes and operation that one side has."""
-    return [
-        other
-        for other in groups
-        if not (other in before and other in after)
-        and (_without_options(other), other[1:]) == (_without_options(key), key[1:])
-    ]
-
-
-def _without_options(key: Figure) -> dict[str, Any]:
-    return {name: value for name, value in json.loads(key[0]).items() if name != "options"}
+    left: dict[str, tuple[list[Figure], list[Figure]]] = {}
+    for side, keys in enumerate((before, after)):
+        for key in keys:
+            if not (key in before and key in after):
+                whose = json.loads(key[0]) | {"options": None}
+                left.setdefault(json.dumps([whose, *key[1:]]), ([], []))[side].append(key)
+    others = [(old[0], new[0]) for old, new in left.values() if len(old) == len(new) == 1]
+    return [(key, key) for key in before if key in after] + others
 
 
 def _name(samples: Sequence[Sample]) -> str:

@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from iobench.report.grid import Grid
+from iobench.report.grid import Grid, words
 from iobench.report.palette import CIRCLE
 
 
@@ -145,7 +145,7 @@ class Document:
     def sections(self) -> tuple[Section, ...]:
         """The sections of a page: the tables, the charts, details and notes, the appendix."""
         notes = [[note] for note in (*self.notes, *self.details.notes)]
-        below = [Grid(columns=(("notes", False),), rows=notes, sentences=(0,))] if notes else []
+        below = [Grid(columns=words("notes", sentence=True), rows=notes)] if notes else []
         more = (*self.details.tables, *below)
         return (
             *([Section(heading="Figures", grids=self.tables)] if self.tables else []),

@@ -9,7 +9,7 @@ from typing import Any
 from iobench.bench.judging.verdict import repeats_every
 from iobench.peers import PREFIX
 from iobench.report.document import Section
-from iobench.report.grid import Grid
+from iobench.report.grid import Grid, words
 from iobench.results import Environment, ResultFile, Run
 from iobench.units import GIB, format_size
 
@@ -24,12 +24,12 @@ def environment_section(run: Run) -> Section:
 
 def facts_section(environment: Environment, measured: str, target: str) -> Section:
     """Return the same of an `environment` in which was `measured`, with one or more targets."""
-    columns = (("fact", False), ("value", False))
     rows = [["measured", measured]]
     rows += [[fact.name, fact.words] for fact in environment.machine.facts()]
     for place, storage in (environment.storages or {target: environment.storage}).items():
         rows += [[f"{place}: {fact.name}", fact.words] for fact in storage.facts()]
-    return Section(heading="Environment", grids=(Grid(columns=columns, rows=rows, sentences=(1,)),))
+    grid = Grid(columns=words("fact", "value", sentence=True), rows=rows)
+    return Section(heading="Environment", grids=(grid,))
 
 
 def repeat_section(*records: ResultFile) -> Section:

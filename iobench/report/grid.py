@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from typing import Generic, TextIO, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, Generic, TextIO, TypeVar
 
 from rich.cells import cell_len
 from rich.console import Console
@@ -32,33 +31,32 @@ _FIGURE = re.compile(
 class Column(Generic[_Row]):
     """A column of a table: its header, and the cell of a row, which is MISSING without a value.
 
-    `drop` is its place among those that a narrow terminal leaves out, from 1; 0 stays. An
-    `optional` column is shown if a row has a value.
+    A header may be broken only at its line break. `drop` is its place among those that a narrow
+    terminal leaves out, from 1; 0 stays. Cells of a `figure` end on one line. An `optional` column
+    is shown if a row has a value. A `sentence` is wrapped first; cells are wrapped between words.
     """
 
     name: str
-    cell: Callable[[_Row], str]
+    cell: Callable[[_Row], str] = str
     drop: int = 0
     figure: bool = True
     optional: bool = False
     sentence: bool = False
 
 
+def words(*names: str, sentence: bool = False) -> tuple[Column[Any], ...]:
+    """Return columns of text; with `sentence` the last one is wrapped first."""
+    *others, last = (Column[Any](name, figure=False) for name in names)
+    return *others, replace(last, sentence=sentence)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Grid:
-    """Columns and rows of a table. A column is a header and whether its cells are figures.
-
-    A header may be broken only at its line break. `drop` has the positions of the columns that a
-    narrow terminal leaves out, in the order in which they are dropped. `sentences` has the
-    positions of the columns that are wrapped first; cells are wrapped between words only. `styles`
-    has a style for the last cell of each row.
-    """
+    """Columns and rows of a table. `styles` has a style for the last cell of each row."""
 
     title: str = ""
-    columns: tuple[tuple[str, bool], ...]
+    columns: tuple[Column[Any], ...]
     rows: list[list[str]]
-    drop: tuple[int, ...] = ()
-    sentences: tuple[int, ...] = ()
     styles: tuple[str, ...] = ()
 
     @classmethod
@@ -73,29 +71,8 @@ class Grid:
         given = list(rows)
         cells = {one: [one.cell(row) for row in given] for one in columns if one is not None}
         shown = [one for one, texts in cells.items() if not one.optional or {*texts} - {MISSING}]
-        dropped = sorted((one.drop, at) for at, one in enumerate(shown) if one.drop)
-        return cls(
-            title=title,
-            columns=tuple((one.name, one.figure) for one in shown),
-            rows=[list(row) for row in zip(*(cells[one] for one in shown), strict=True)],
-            drop=tuple(at for _, at in dropped),
-            sentences=tuple(at for at, one in enumerate(shown) if one.sentence),
-            styles=styles,
-        )
-
-    @cached_property
-    def cell_widths(self) -> tuple[int, ...]:
-        """Width of the widest cell of each column, without its header."""
-        columns = (map(_cell_width, column) for column in zip(*self.rows, strict=True))
-        return tuple(map(max, columns)) if self.rows else (0,) * len(self.columns)
-
-    @cached_property
-    def word_widths(self) -> tuple[int, ...]:
-        """Width of the longest word of each column, without its header."""
-        return tuple(
-            max((_cell_width(word) for cells in self.rows for word in cells[at].split()), default=0)
-            for at in range(len(self.columns))
-        )
+        found = [list(row) for row in zip(*(cells[one] for one in shown), strict=True)]
+        return cls(title=title, columns=tuple(shown), rows=found, styles=styles)
 
 
 def console_for(stream: TextIO) -> Console:
@@ -168,32 +145,19 @@ def print_grid(console: Console, grid: Grid) -> None:
     If the columns that must stay do not fit, the first column gets lines of its own. A line is
     wider than the terminal only if a single word, or a figure, leaves no other way.
     """
-    kept = kept_columns(grid, console.width)
-    if len(kept) == 1 or _total(_widths(grid, kept, console.width).values()) <= console.width:
-        _print_columns(console, grid)
-        return
-    first, *others = grid.columns
-    rest = Grid(
-        columns=tuple(others),
-        rows=[row[1:] for row in grid.rows],
-        drop=tuple(position - 1 for position in grid.drop if position > 0),
-        sentences=tuple(position - 1 for position in grid.sentences if position > 0),
-        styles=grid.styles,
-    )
-    _print_columns(console, rest, [" ".join(first[0].split()), *(row[0] for row in grid.rows)])
-
-
-def _print_columns(console: Console, grid: Grid, above: Sequence[str] = ()) -> None:
-    """Print the table. `above` are lines above the header and each row, which are then indented."""
-    width = console.width - (_GAP if above else 0)
-    kept = kept_columns(grid, width)
-    unbroken = {position: _natural(grid, position, broken=False) for position in kept}
-    narrow = len(kept) < len(grid.columns) or _total(unbroken.values()) > width
-    widths = _widths(grid, kept, width) if narrow else unbroken
-    names = [name if narrow else name.replace("\n", " ") for name, _ in grid.columns]
-    lead = console.width - width
+    columns, above, lead = list(grid.columns), False, 0
+    sizes = [_Sizes(one, [row[at] for row in grid.rows]) for at, one in enumerate(columns)]
+    widths = _widths(sizes, console.width)
+    if len(widths) > 1 and _total(widths.values()) > console.width:
+        above, lead = True, _GAP
+        widths = {at + 1: w for at, w in _widths(sizes[1:], console.width - _GAP).items()}
+    left_out = [" ".join(one.name.split()) for at, one in enumerate(columns) if at not in widths]
+    whole = {at: one.whole for at, one in enumerate(sizes) if at in widths}
+    narrow = len(widths) + above < len(columns) or _total(whole.values()) > console.width - lead
     if above:
-        print_wrapped(console, above[0], style="bold")
+        print_wrapped(console, left_out.pop(0), style="bold")
+    names = [one.name if narrow else one.name.replace("\n", " ") for one in columns]
+    widths = widths if narrow else whole
     header = [name.split("\n") for name in names]
     for name, _ in _lines(grid, widths, header, lead, header=True):
         console.print(Text(name, style="bold"), soft_wrap=True)
@@ -206,7 +170,7 @@ def _print_columns(console: Console, grid: Grid, above: Sequence[str] = ()) -> N
             for position, cell in enumerate(cells)
         ]
         if above:
-            plain += wrapped(above[number + 1], console.width).split("\n")
+            plain += wrapped(cells[0], console.width).split("\n")
         style = grid.styles[number] if grid.styles else ""
         lines = _lines(grid, widths, parts, lead)
         if not style:
@@ -219,7 +183,6 @@ def _print_columns(console: Console, grid: Grid, above: Sequence[str] = ()) -> N
             styled.stylize(style, last)
             console.print(styled, soft_wrap=True)
     _print_plain(console, plain)
-    left_out = [" ".join(name.split()) for i, (name, _) in enumerate(grid.columns) if i not in kept]
     if left_out:
         shown = ", ".join(dict.fromkeys(left_out))
         print_wrapped(console, f"a wider terminal also shows: {shown}", style="dim")
@@ -254,52 +217,50 @@ def _lines(
             text = own[at] if 0 <= at < len(own) else ""
             pad = " " * (width - _cell_width(text))
             line += " " * _GAP if position != next(iter(widths)) else ""
-            line += pad if grid.columns[position][1] else ""
+            line += pad if grid.columns[position].figure else ""
             begin = len(line) if position == last else 0
-            line += text if grid.columns[position][1] else text + pad
+            line += text if grid.columns[position].figure else text + pad
         yield line.rstrip(), begin
 
 
-def kept_columns(grid: Grid, width: int) -> list[int]:
-    """Return the positions of the columns that fit in `width`, dropped in order of `grid.drop`."""
-    needed = {}
-    for position in range(len(grid.columns)):
-        needed[position] = _natural(grid, position, broken=True)
-        if position in grid.sentences:
-            least = max(_SENTENCE_WIDTH, _least(grid, position))
-            needed[position] = min(needed[position], least)
-    for position in grid.drop:
-        if _total(needed.values()) <= width:
-            break
-        del needed[position]
-    return list(needed)
+class _Sizes:
+    """Widths of a column: `whole` with its header on one line, `natural` with a broken header, and
+    the `least` in which no word is broken."""
+
+    def __init__(self, column: Column[Any], cells: Sequence[str]) -> None:
+        self.column = column
+        header = max(map(_cell_width, column.name.split("\n")))
+        self.natural = max([header, *map(_cell_width, cells)])
+        self.whole = max(self.natural, _cell_width(column.name.replace("\n", " ")))
+        self.least = max([header, *(_cell_width(word) for cell in cells for word in cell.split())])
 
 
-def _widths(grid: Grid, kept: Sequence[int], width: int) -> dict[int, int]:
-    """Return the width of each column: sentences become narrow first, then other text."""
-    widths = {position: _natural(grid, position, broken=True) for position in kept}
-    if _total(widths.values()) <= width:
-        return widths
-    texts = [position for position in kept if not grid.columns[position][1]]
-    for group in (set(grid.sentences) & set(kept), set(texts)):
-        least = {position: _least(grid, position) for position in group}
+def _widths(sizes: Sequence[_Sizes], width: int) -> dict[int, int]:
+    """Return the widths of the columns that fit, by position.
+
+    Columns are dropped in their order where the others do not fit with narrow sentences. Then
+    sentences become as narrow as they must be, and after them other text.
+    """
+    kept = {
+        at: min(one.natural, max(_SENTENCE_WIDTH, one.least))
+        if one.column.sentence
+        else one.natural
+        for at, one in enumerate(sizes)
+    }
+    droppable = sorted((one.column.drop, at) for at, one in enumerate(sizes) if one.column.drop)
+    for _, at in droppable:
+        if _total(kept.values()) > width:
+            del kept[at]
+    widths = {at: sizes[at].natural for at in kept}
+    for sentences in (True, False):
+        group = [at for at in widths if sizes[at].column.sentence >= sentences]
+        group = [at for at in group if not sizes[at].column.figure]
         while _total(widths.values()) > width:
-            wide = [position for position in group if widths[position] > least[position]]
+            wide = [at for at in group if widths[at] > sizes[at].least]
             if not wide:
                 break
             widths[max(wide, key=widths.__getitem__)] -= 1
     return widths
-
-
-def _natural(grid: Grid, position: int, *, broken: bool) -> int:
-    name = grid.columns[position][0]
-    header = name.split("\n") if broken else [name.replace("\n", " ")]
-    return max(*map(_cell_width, header), grid.cell_widths[position])
-
-
-def _least(grid: Grid, position: int) -> int:
-    header = grid.columns[position][0].split("\n")
-    return max(*map(_cell_width, header), grid.word_widths[position])
 
 
 def _cell_width(text: str) -> int:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from enum import StrEnum
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from iobench.units import count_of
 
@@ -17,33 +16,29 @@ if TYPE_CHECKING:
     from iobench.report.grid import Grid
 
 
-class ReportFormat(StrEnum):
-    """The choices of `--format` for figures that fit one table of unrounded values."""
-
-    TABLE = "table"
-    JSON = "json"
-    CSV = "csv"
-    MD = "md"
-    HTML = "html"
+ReportFormat = Literal["table", "json", "csv", "md", "html"]
+"""How to print figures that fit one table of unrounded values."""
 
 
-def render(document: Document, form: str, stream: TextIO, *, details: bool = False) -> None:
-    """Write `document` in the ReportFormat `form`. Only the table can leave its details out.
+def render(
+    document: Document, form: ReportFormat, stream: TextIO, *, details: bool = False
+) -> None:
+    """Write `document` as `form`. Only the table can leave its details out.
 
-    Raises ValueError for another form, and for CSV of a document that has no values for it.
+    Raises ValueError for CSV of a document that has no values for it.
     """
-    match ReportFormat(form):
-        case ReportFormat.JSON:
+    match form:
+        case "json":
             write_json(document.data, stream)
-        case ReportFormat.MD:
+        case "md":
             stream.writelines(f"{line}\n" for line in _markdown(document))
-        case ReportFormat.CSV:
+        case "csv":
             _write_csv(document, stream)
-        case ReportFormat.HTML:
+        case "html":
             from iobench.report.page.html import html
 
             stream.write(f"{html(document)}\n".encode("utf-8", "backslashreplace").decode())
-        case ReportFormat.TABLE:
+        case "table":
             _write_text(document, stream, details=details)
 
 
@@ -121,8 +116,8 @@ def _markdown(document: Document) -> Iterator[str]:
 
 def markdown_table(grid: Grid) -> Iterator[str]:
     """Yield the lines of a table in Markdown."""
-    yield _row(name for name, _ in grid.columns)
-    yield _row("---:" if figure else "---" for _, figure in grid.columns)
+    yield _row(one.name for one in grid.columns)
+    yield _row("---:" if one.figure else "---" for one in grid.columns)
     yield from map(_row, grid.rows)
 
 

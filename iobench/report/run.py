@@ -11,7 +11,7 @@ from iobench.report.answer import answer
 from iobench.report.compare import changed_options
 from iobench.report.document import Details, Document, Line, Section, Values
 from iobench.report.facts import environment_line, environment_section, repeat_section, unlike
-from iobench.report.grid import MISSING, Grid
+from iobench.report.grid import MISSING, Column, Grid, words
 from iobench.report.rows import Measured, moment
 from iobench.report.summary import Report, summarise
 from iobench.report.winners import Summary
@@ -193,9 +193,9 @@ def _medians(measured: Sequence[Measured]) -> Iterator[Grid]:
             who = row.summary.operation, row.summary.label
             found.setdefault(who, {})[position] = text
     if found:
-        letters = [(f"{_letter(position)}, GiB/s", True) for position in range(len(measured))]
+        letters = (Column[Any](f"{_letter(at)}, GiB/s") for at in range(len(measured)))
         yield Grid(
-            columns=(("operation", False), ("writer", False), *letters),
+            columns=(*words("operation", "writer"), *letters),
             rows=[
                 [*who, *(cells.get(position, MISSING) for position in range(len(measured)))]
                 for who, cells in sorted(found.items(), key=lambda one: one[0][0] != "save")
@@ -212,5 +212,5 @@ def _differences(measured: Sequence[Measured]) -> Iterator[Grid]:
         for text in (*unlike(first.result.run, one.result.run), *_other_options(first, one))
     ]
     if rows:
-        columns = (("record", False), ("differs from A, the first record", False))
-        yield Grid(columns=columns, rows=rows, sentences=(1,))
+        columns = words("record", "differs from A, the first record", sentence=True)
+        yield Grid(columns=columns, rows=rows)

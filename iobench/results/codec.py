@@ -15,8 +15,6 @@ import msgspec
 
 from iobench.results.records import CeilingSample, End, Failure, Run, Sample, TrainBlock
 
-__all__ = ["KINDS", "SCHEMA", "Record", "from_plain", "from_record", "to_plain", "to_record"]
-
 SCHEMA = "iobench.result/1"
 """The schema of every record in a result file."""
 

@@ -21,16 +21,6 @@ from iobench.results.codec import from_record
 from iobench.results.records import EndStatus
 from iobench.text import one_line, printable_values
 
-__all__ = [
-    "RecordFile",
-    "check_new",
-    "default_path",
-    "ending",
-    "family_of",
-    "line_error",
-    "records",
-]
-
 _FILES = {
     "iobench.result": ("an iobench result file", "iobench show {path} prints it"),
     "iobench.tune": (

@@ -14,8 +14,6 @@ from iobench.writers.transfer import LatencyFigures
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["load"]
-
 _PARTS = (
     *("background_restores", "cold", "device", "interference", "memory", "series", "stored"),
     "verified",

@@ -12,16 +12,6 @@ from typing import Any
 from iobench.results.codec import to_plain
 from iobench.results.records import Failure, Operation, Sample
 
-__all__ = [
-    "Figure",
-    "config_hash",
-    "contender_of",
-    "figure_of",
-    "groups",
-    "new_run_id",
-    "utc_now",
-]
-
 Figure = tuple[str, Operation, str | None]
 """Key of samples that repeat one measurement; `figure_of` returns it."""
 

@@ -8,8 +8,6 @@ from typing import Any, get_args, get_type_hints
 
 from iobench.results.codec import KINDS
 
-__all__ = ["FACTS", "FREE", "HOSTS", "PLACES", "known"]
-
 _FACTS = """
 schema kind run_id config_hash fingerprint files_sha256 started_at finished_at at iobench
 architecture container distribution driver fs_type governor hypervisor kernel kernel_version model

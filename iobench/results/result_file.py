@@ -13,8 +13,6 @@ from iobench.results.file import RecordFile, ending, line_error, records
 from iobench.results.identity import utc_now
 from iobench.results.records import CeilingSample, End, EndStatus, Failure, Run, Sample, TrainBlock
 
-__all__ = ["ResultFile", "ResultWriter", "read", "read_run"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class ResultFile:

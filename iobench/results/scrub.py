@@ -23,8 +23,6 @@ from iobench.errors import ResultFileError, TransferError
 from iobench.results.file import check_new
 from iobench.results.known_fields import FACTS, FREE, HOSTS, PLACES, known
 
-__all__ = ["HOST_REPLACED", "Removed", "Scrubbed", "scrub", "write_scrubbed"]
-
 _OPTIONS_KEPT = {
     *("allocsize", "cache", "commit", "compress", "compress-force", "data", "errors", "index"),
     *("jqfmt", "local_lock", "logbsize", "lookupcache", "metacopy", "minorversion", "mode"),

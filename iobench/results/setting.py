@@ -15,18 +15,6 @@ from typing import Any, ClassVar, Self
 
 from iobench.units import format_size_exact
 
-__all__ = [
-    "AXES_IF_SET",
-    "AXIS_NAMES",
-    "IF_SET",
-    "AxisValues",
-    "HasSetting",
-    "Setting",
-    "at_target",
-    "common_axes",
-    "labels",
-]
-
 IF_SET: Mapping[str, bool] = {"if_set": True}
 """Metadata of a field that a record has only where it is not empty."""
 

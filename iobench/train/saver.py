@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,34 +27,34 @@ _SLOWER = "/dev/shm"
 """The slower memory: tmpfs, which every machine has. It is as fast as DRAM."""
 
 
-class Saver(ABC):
-    """Takes checkpoints and keeps the last one. The caller must close it, also after an error."""
+class Saver:
+    """Takes no checkpoint; a subclass takes them and keeps the last one.
 
-    @abstractmethod
+    The caller must close it, also after an error.
+    """
+
     def save(self, state: Any, step: int) -> None:
         """Take a checkpoint. After the return the state may change as the arm's mode allows."""
 
-    def before_update(self) -> None:  # noqa: B027 -- optional
+    def before_update(self) -> None:
         """Wait until the state may change."""
 
-    @abstractmethod
     def wait(self) -> None:
         """Wait until every checkpoint is durable. Raises the error of a failed save."""
 
     @property
-    @abstractmethod
     def persisting(self) -> bool:
         """Whether a checkpoint is in flight to storage."""
+        return False
 
-    @abstractmethod
     def saves(self) -> tuple[TrainSave, ...]:
         """Return the result of each save, oldest first."""
+        return ()
 
-    @abstractmethod
     def load(self) -> Any:
         """Return the state of the last checkpoint."""
+        raise AssertionError("no checkpoint was taken")
 
-    @abstractmethod
     def close(self) -> None:
         """Wait for the saves, and free the memory."""
 
@@ -63,33 +62,12 @@ class Saver(ABC):
 def saver_for(arm: Arm, directory: Path) -> Saver:
     """Return the saver of `arm`. It creates `directory` for its checkpoints."""
     if arm.by is None:
-        return _NoSaver()
+        return Saver()
     if isinstance(arm.by, Peer):
         return _StockSaver(arm.by, directory, background=arm.mode == "async")
     if arm.keeps_all:
         return _MemorySaver(arm, arm.by, directory)
     return OurSaver(arm, arm.by, directory)
-
-
-class _NoSaver(Saver):
-    def save(self, state: Any, step: int) -> None:
-        """Take no checkpoint."""
-
-    def wait(self) -> None:
-        """Return at once: there is nothing to wait for."""
-
-    @property
-    def persisting(self) -> bool:
-        return False
-
-    def saves(self) -> tuple[TrainSave, ...]:
-        return ()
-
-    def load(self) -> Any:
-        raise AssertionError("no checkpoint was taken")
-
-    def close(self) -> None:
-        """Return at once: there is nothing to close."""
 
 
 class OurSaver(Saver):

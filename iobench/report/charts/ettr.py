@@ -80,7 +80,7 @@ def _is_async(one: Forecast) -> bool:
 def _points(one: Forecast, low_s: float, high_s: float) -> Iterator[tuple[float, float]]:
     """Yield intervals and their ETTR, not below the interval at which saves wait."""
     costs = one.candidate.costs
-    start_s = max(low_s, goodput.shortest(costs))
+    start_s = max(low_s, costs.persist_s)
     if start_s < high_s:
         for interval_s in np.geomspace(start_s, high_s, _POINTS).tolist():
             yield interval_s, goodput.ettr(interval_s, costs, one.job)

@@ -9,7 +9,7 @@ from typing import Any
 import altair as alt
 
 from iobench.report.document import Chart, Dot
-from iobench.report.grid import Grid
+from iobench.report.grid import Grid, words
 from iobench.report.page.theme import data_of, spec_of
 
 _HEIGHT = 280
@@ -99,5 +99,4 @@ def _numbers(curves: Sequence[Curve]) -> Grid:
         for one in curves
         if one.figure
     ]
-    columns = (("line", False), ("shown", False), ("points, x:y", False))
-    return Grid(columns=columns, rows=rows, sentences=(2,))
+    return Grid(columns=words("line", "shown", "points, x:y", sentence=True), rows=rows)

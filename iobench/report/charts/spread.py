@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import altair as alt
 
 from iobench.report.document import Chart, Dot, MarkLine, Spread
-from iobench.report.grid import Grid
+from iobench.report.grid import MISSING, Column, Grid
 from iobench.report.page.theme import INK, MUTED, data_of, spec_of
 
 _LANE = 52  # pixels
@@ -81,20 +81,22 @@ def _label_layers(rows: Sequence[Spread], down: alt.Scale) -> Iterator[alt.Chart
 
 
 def _numbers(rows: Sequence[Spread], axis: str) -> Grid:
-    cells = {
-        ("row", False): [row.label for row in rows],
-        (axis, True): [_short(row.middle) for row in rows],
-        ("interval", True): [" to ".join(map(_short, row.bounds or ())) for row in rows],
-        ("samples", False): [" ".join(_short(dot.x) for dot in row.dots) for row in rows],
-        ("shown", False): [row.figure for row in rows],
-    }
-    filled = {column: own for column, own in cells.items() if any(own)}
-    columns = tuple(filled)
-    return Grid(
-        columns=columns,
-        rows=[list(row) for row in zip(*filled.values(), strict=True)],
-        sentences=tuple(at for at, (name, _) in enumerate(columns) if name == "samples"),
+    columns: tuple[Column[Spread], ...] = (
+        Column("row", lambda row: row.label, figure=False),
+        Column(axis, lambda row: _short(row.middle)),
+        Column("interval", _bounds, optional=True),
+        Column("samples", _samples, figure=False, optional=True, sentence=True),
+        Column("shown", lambda row: row.figure, figure=False),
     )
+    return Grid.of(rows, columns)
+
+
+def _bounds(row: Spread) -> str:
+    return " to ".join(map(_short, row.bounds or ())) or MISSING
+
+
+def _samples(row: Spread) -> str:
+    return " ".join(_short(dot.x) for dot in row.dots) or MISSING
 
 
 def _short(value: float) -> str:

@@ -75,7 +75,7 @@ def test_figures_by_hand() -> None:
 @given(costs, st.floats(1, 1e5))
 def test_a_job_that_never_fails_pays_for_blocking_only(costs: Costs, interval: float) -> None:
     """Infinite MTBF: t / (t + b)."""
-    interval = max(interval, goodput.shortest(costs))
+    interval = max(interval, costs.persist_s)
     expected = interval / (interval + costs.blocking_s)
     never = job_with(1e18)
     assert goodput.ettr(interval, costs, never) == pytest.approx(expected)
@@ -95,7 +95,7 @@ def test_ettr_is_a_share_and_more_cost_never_helps(
     costs: Costs, job: TrainingJob, factor: float
 ) -> None:
     """It is between 0 and 1 at any interval. A longer save, restore or persist time lowers it."""
-    interval = goodput.shortest(costs) * factor + 10
+    interval = costs.persist_s * factor + 10
     found = goodput.ettr(interval, costs, job)
     assert 0 <= found <= 1
     assert goodput.lost_work_s(interval, costs, job) >= 0
@@ -110,7 +110,7 @@ def test_ettr_is_a_share_and_more_cost_never_helps(
 @given(costs, jobs)
 def test_the_interval_under_the_persist_time_has_no_formula(costs: Costs, job: TrainingJob) -> None:
     """The formulas do not describe saves that wait: such intervals are refused."""
-    least = goodput.shortest(costs)
+    least = costs.persist_s
     if least > 0:
         for formula in (goodput.ettr, goodput.lost_work_s):
             formula(least, costs, job)
@@ -124,7 +124,7 @@ def test_limits_of_the_best_interval() -> None:
     overflow."""
     job, stuck = TrainingJob(nodes=2048), TrainingJob(nodes=131_072)
     limited = Costs(blocking_s=1, persist_s=3600, restore_s=60)
-    assert goodput.best_interval_s(limited, job) == goodput.shortest(limited) == 3600
+    assert goodput.best_interval_s(limited, job) == limited.persist_s == 3600
     free = Costs(blocking_s=0, persist_s=20, restore_s=60)
     assert goodput.best_interval_s(free, job) == 20
     slow = Costs(blocking_s=1e6, restore_s=1e6)
@@ -173,12 +173,6 @@ def test_daly_comes_close_to_the_optimum(save: float, mtbf: float) -> None:
     if save < mtbf / 2:
         optimal = goodput.optimal(save, mtbf)
         assert _daly(save, mtbf) == pytest.approx(optimal, rel=0.06)
-
-
-def test_the_shortest_interval_by_hand() -> None:
-    """One save is in the background at a time: CheckFreq's rule."""
-    assert goodput.shortest(Costs(blocking_s=2, persist_s=60, restore_s=0)) == 60
-    assert goodput.shortest(Costs(blocking_s=30, restore_s=0)) == 0
 
 
 def test_the_checkpoint_of_ten_to_the_twelve_parameters() -> None:

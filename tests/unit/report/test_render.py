@@ -5,13 +5,14 @@ import io
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 from rich.console import Console
 from support.terminal import Terminal, without_styles
 
 from iobench.environment import Machine, Storage
-from iobench.report.grid import Grid, print_grid, print_wrapped
+from iobench.report.grid import Column, Grid, print_grid, print_wrapped
 from iobench.report.render import ReportFormat, render
 from iobench.report.run import report_document
 from iobench.report.summary import Report, summarise
@@ -124,13 +125,16 @@ def test_the_table_fits_a_terminal_and_breaks_no_name(
 
 def test_a_table_wraps_sentences_first_and_never_a_word() -> None:
     grid = Grid(
-        columns=(("name", False), ("size", True), ("rate\n(GB/s)", True), ("why", False)),
+        columns=(
+            Column("name", figure=False),
+            Column("size", drop=1),
+            Column("rate\n(GB/s)"),
+            Column("why", figure=False, sentence=True),
+        ),
         rows=[
             ["a-long-name", "12", "2.50 (2.68)", "the reason is a sentence that needs some room"],
             ["a b", "1", "-", "short"],
         ],
-        drop=(1,),
-        sentences=(3,),
     )
 
     def lines(width: int) -> list[str]:
@@ -306,7 +310,7 @@ def test_markdown_is_a_table_and_a_list(example: ResultFile) -> None:
     assert lines[0] == "**llama7b, rank 0: 1.00 GiB of 12.55 GiB in 5 files, serializer=torch**  "
 
 
-@pytest.mark.parametrize("name", list(ReportFormat))
+@pytest.mark.parametrize("name", get_args(ReportFormat))
 def test_every_format_ends_with_one_newline(example: ResultFile, name: ReportFormat) -> None:
     shown = text(summarise(example), name)
     assert shown.endswith("\n")

@@ -208,7 +208,7 @@ def test_memory_is_the_median_of_both_parts(example: ResultFile) -> None:
     assert save.memory.total_bytes == 5 * MIB + 200
     assert all(one.memory is None for one in others)
     assert replace(save.memory, page_cache_bytes=None).total_bytes is None
-    at = [name for name, _ in grid(report).columns].index("memory")
+    at = [one.name for one in grid(report).columns].index("memory")
     assert {row[at] for row in grid(report).rows} == {"5.00 MiB", "-"}
     assert any(note.startswith("memory: the most") for note in footnotes(report))
 

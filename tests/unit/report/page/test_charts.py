@@ -207,7 +207,7 @@ def test_records_side_by_side(recorded: ResultFile, example: ResultFile) -> None
     page = run_document([recorded, example])
     medians, differences = page.tables
     assert {row[0] for row in differences.rows} == {"B"}
-    assert [name for name, _ in medians.columns[2:]] == ["A, GiB/s", "B, GiB/s"]
+    assert [one.name for one in medians.columns[2:]] == ["A, GiB/s", "B, GiB/s"]
     rates = [
         {(row.summary.operation, row.summary.label): f"{row.median:.2f}" for row in one.rows}
         for one in (Measured.of(recorded), Measured.of(example))

@@ -17,7 +17,7 @@ from support.records import BROKEN, HOSTILE, broken_record, hostile_record
 
 from iobench.errors import ResultFileError
 from iobench.report.document import Document, Line, Section
-from iobench.report.grid import Grid
+from iobench.report.grid import Column, Grid, words
 from iobench.report.kinds import document_of
 from iobench.report.page.html import draw, html, inline_json, inline_script, runtime
 from iobench.report.run import run_document
@@ -151,9 +151,7 @@ def test_parts_of_a_page_are_escaped(tmp_path: Path) -> None:
     bad = '<b onclick="x">&'
     record = tmp_path / "<b onclick='x'>&"
     record.write_bytes(b"x")
-    grid = Grid(
-        title=bad, columns=((bad, False), (bad, True)), rows=[[bad, bad]], styles=("green",)
-    )
+    grid = Grid(title=bad, columns=(*words(bad), Column(bad)), rows=[[bad, bad]], styles=("green",))
     part = Section(heading=bad, paragraphs=(bad,), commands=(bad,), grids=(grid,))
     page = Document(
         kind=bad,
