@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from iobench.errors import IobenchError, UnavailableError, UnknownNameError, UsageError
-from iobench.report.render import ReportFormat, render
+from iobench.report.render import render
 from iobench.text import printable
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class Shown:
     Raises UsageError for a page on a terminal, UnavailableError without the libraries of pages.
     """
 
-    form: ReportFormat
+    form: str
     details: bool = False
 
     def __post_init__(self) -> None:

@@ -133,7 +133,7 @@ class _Side:
         for failure in (failure for one in results for failure in one.failures):
             failed = Verdict(status=VerdictStatus.FAILED, reasons=(Reason(text=failure.why),))
             which = [key for key in side.runs if key[0] == contender_of(failure)]
-            side.verdicts |= dict.fromkeys(which, failed)
+            side.verdicts.update(dict.fromkeys(which, failed))
         return side
 
     @cached_property

@@ -23,7 +23,7 @@ ReportFormat = Literal["table", "json", "csv", "md", "html"]
 def render(
     document: Document, form: ReportFormat, stream: TextIO, *, details: bool = False
 ) -> None:
-    """Write `document` as `form`. Only the table can leave its details out.
+    """Write `document` in a ReportFormat. Only the table can leave its details out.
 
     Raises ValueError for CSV of a document that has no values for it.
     """
