@@ -1,7 +1,6 @@
-"""Records that somebody else wrote: with hostile texts, or broken."""
+"""Records that somebody else wrote, with hostile texts."""
 
 import json
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,55 +35,3 @@ def hostile_record(source: Path, path: Path, text: str) -> Path:
     lines = source.read_text().splitlines()
     path.write_text("".join(json.dumps(hostile(json.loads(line))) + "\n" for line in lines))
     return path
-
-
-def _changed(line: str, **values: Any) -> str:
-    return json.dumps(json.loads(line) | values)
-
-
-BROKEN = (
-    "empty",
-    "not text",
-    "not JSON",
-    "cut short",
-    "no header",
-    "two headers",
-    "another run",
-    "a newer schema",
-    "a missing key",
-    "a wrong type",
-    "an infinite time",
-    "fewer samples than its end says",
-)
-
-
-def broken_record(source: Path, path: Path, how: str) -> Path:
-    """Write the record `source` to `path`, broken in one of the ways of BROKEN."""
-    lines = source.read_text().splitlines()
-    first, second, *rest = lines
-    broken: dict[str, Sequence[str]] = {
-        "empty": [],
-        "not text": ["\x00\x01\x02"],
-        "not JSON": ["<html>"],
-        "cut short": [*lines[:-1], lines[-1][:20]],
-        "no header": [second, *rest],
-        "two headers": [first, first, second, *rest],
-        "another run": [first, _changed(second, run_id="0" * 16), *rest],
-        "a newer schema": [_changed(first, schema="iobench.result/99"), second, *rest],
-        "a missing key": [first, *_without(lines[1:], "elapsed_s")],
-        "a wrong type": [first, _changed(second, bytes="many"), *rest],
-        "an infinite time": [
-            first,
-            *(one.replace('"elapsed_s": ', '"elapsed_s": 1e999') for one in lines[1:]),
-        ],
-        "fewer samples than its end says": [first, *rest[:1], lines[-1]],
-    }
-    path.write_text("\n".join(broken[how]))
-    return path
-
-
-def _without(lines: Sequence[str], key: str) -> Iterator[str]:
-    for line in lines:
-        values = json.loads(line)
-        values.pop(key, None)
-        yield json.dumps(values)

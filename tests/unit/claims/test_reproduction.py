@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -57,14 +56,6 @@ def test_a_ratio_holds_if_its_whole_interval_does(
     assert (found.ci95.low, found.ci95.high) == pytest.approx((1.28, 3.125))
     assert found.answer is answer
     assert "hybrid over buffered, rank 0, 1.00 GiB of 12.55 GiB, 6 pairs" in found.setting
-
-
-@pytest.mark.parametrize(("pairs", "said"), [(1, "1 pair"), (2, "2 pairs"), (4, "4 pairs")])
-def test_fewer_than_five_pairs_decide_nothing(record: ResultFile, pairs: int, said: str) -> None:
-    few = replace(record, samples=tuple(s for s in record.samples if s.repetition <= pairs))
-    found = judged(few, "save", 1.2)
-    assert (found.answer, found.reason) == (Answer.UNDECIDED, f"{said}, 5 needed")
-    assert (found.ci95 is None, found.pairs) == (pairs == 1, pairs)
 
 
 def test_invalid_samples_make_no_pair(record: ResultFile) -> None:
@@ -147,18 +138,6 @@ def test_claims_without_a_record_are_left_out(record: ResultFile) -> None:
     with pytest.raises(ResultFileError, match="none of the records is of llama7b or gpt5b-nemo"):
         judge_records(study("hybrid-io"), [other])
     assert len(judge_records(study("hybrid-io"), [other, other, record])) == 2
-
-
-def test_two_records_of_one_workload_are_refused(record: ResultFile) -> None:
-    """Neither is chosen silently; the error names both."""
-    about = replace(CLAIMS["hybrid-io"], claims=(claim("save", 1.7),))
-    records = [replace(record, path=Path(name)) for name in ("old.jsonl", "new.jsonl")]
-    with pytest.raises(ResultFileError) as caught:
-        judge_records(about, records)
-    assert str(caught.value) == (
-        "old.jsonl, new.jsonl: 2 records of llama7b; a claim is judged by one: give --results for "
-        "one of them"
-    )
 
 
 def test_an_unknown_claim_is_named() -> None:
@@ -316,21 +295,6 @@ def test_blocks_whose_losses_are_wrong_make_no_pair(
 ) -> None:
     with pytest.raises(ResultFileError, match="no repetition has a block of both hybrid lazy=2"):
         judged_training(example, "pccheck", *overheads(101.0, 102.0, **wrong))
-
-
-def test_blocks_of_several_options_are_refused(example: ResultFile) -> None:
-    """No option is chosen silently. The error says what to do."""
-    ours = study("pccheck").claims[0].ours
-    other = [
-        block(ours, 0, 200.0, options={"iodepth": 4}),
-        block(ours, 1, 200.0, options={"iodepth": 8}),
-    ]
-    with pytest.raises(ResultFileError, match="hybrid iodepth=4, hybrid iodepth=8") as caught:
-        judged_training(
-            example, "pccheck", block(Side(), 0, 100.0), block(Side(), 1, 100.0), *other
-        )
-    assert "hybrid lazy=2 in more than one setting" in str(caught.value)
-    assert "iobench reproduce CLAIM --target DIR" in str(caught.value)
 
 
 def test_two_trainings_of_one_workload_are_refused(example: ResultFile) -> None:

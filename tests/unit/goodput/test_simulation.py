@@ -52,15 +52,3 @@ def test_single_failures_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.ettr == pytest.approx(kept / wall)
     assert found.lost_work_s == pytest.approx((129 + 30 + 35) / 3)
     assert found.saves == 3
-
-
-def test_saves_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a persist time of 300, the second save waits from 220 until the first is
-    durable. Saves start at 100 and at 420, when it is. They are durable at 420 and
-    740, and training goes on at 440. A failure at 430 finds one checkpoint and the 200 of two
-    intervals."""
-    costs = Costs(blocking_s=20, persist_s=300, restore_s=5)
-    found = _played(monkeypatch, [15 + 430, 15 + 739, 15 + 740], costs)
-    assert found.saves == 1 + 1 + 2
-    lost = (200 - 100) + (300 - 100) + (300 - 200)
-    assert found.lost_work_s == pytest.approx(lost / 3)

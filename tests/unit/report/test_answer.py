@@ -175,18 +175,6 @@ def test_a_run_that_stopped_says_how_far_it_came() -> None:
     assert said(early)["Stopped"] == ("in repetition 1 of 5 (interrupted)",)
 
 
-def test_pairs_of_one_repetition_are_one_rate() -> None:
-    """The samples of an A/A run do not make an interval narrower."""
-    rates = [1.0, 2.0, 1.0, 2.0, 3.0]
-    once = summarise(of({"odirect": rates}))
-    twice = of({"odirect": rates})
-    twins = replace(twice, samples=tuple(one for one in twice.samples for _ in range(2)))
-    report = summarise(twins)
-    for one, other in zip(once.summaries, report.summaries, strict=True):
-        assert (other.samples, other.repetitions) == (2 * one.samples, one.samples)
-        assert other.ci95_bytes_per_s == one.ci95_bytes_per_s
-
-
 @pytest.mark.parametrize(
     ("seconds", "shown"),
     [

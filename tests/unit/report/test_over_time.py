@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from dataclasses import replace
 from io import StringIO
@@ -123,16 +122,3 @@ def test_the_chart_has_the_rates_before_and_after(burst: ResultFile) -> None:
     assert [round(one["y"], 3) for one in steps] == [0.038, 0.038, 0.01, 0.01]
     assert "Dashed" in chart.caption
     assert "in-order-restore" not in charts  # one sample
-
-
-def test_csv_has_the_rates_before_and_after(burst: ResultFile) -> None:
-    """In columns of their own, which other runs do not have."""
-    report, shown = summarise(burst), StringIO()
-    render(report_document(report), "csv", shown)
-    save, *_ = csv.DictReader(StringIO(shown.getvalue()))
-    over_time = report.summaries[0].over_time
-    assert over_time is not None
-    change = over_time.change
-    assert change is not None
-    assert float(save["over_time.before_bytes_per_s"]) == change.before_bytes_per_s
-    assert float(save["over_time.after_bytes_per_s"]) == change.after_bytes_per_s

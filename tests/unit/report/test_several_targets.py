@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -146,20 +145,6 @@ def test_a_comparison_of_long_names_fits_80_columns(terminal: Terminal) -> None:
         broken = wrapped(name, 80).splitlines()
         at = next(n for n in range(len(lines)) if lines[n : n + len(broken)] == broken)
         assert lines[at + len(broken)].split()[0] in ("save", "restore"), row
-
-
-@pytest.mark.parametrize("details", [False, True])
-def test_the_report_fits_80_columns(terminal: Terminal, details: bool) -> None:
-    """No name of usual length is broken."""
-    report = replace(summarise(TWICE), record="results/run.jsonl")
-    render(report_document(report), "table", terminal, details=details)
-    text = without_styles(terminal.getvalue())
-    assert max(map(len, text.splitlines())) <= 80
-    assert " ".join(text.split()).startswith(
-        f"Target: {B} saves 2.0x faster than {A} (2.0x to 2.0x)"
-    )
-    for one in report.summaries:
-        assert re.search(rf"^{re.escape(one.label)} +{one.operation} ", text, re.MULTILINE)
 
 
 def test_ratios_are_to_the_first_target() -> None:

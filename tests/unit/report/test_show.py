@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from iobench.cli.given import declare
 from iobench.cli.show import show
-from iobench.errors import ResultFileError, UsageError
+from iobench.errors import UsageError
 
 _KEPT = ("schema", "kind", "run_id", "operation", "status", "cold", "started_at", "finished_at")
 """What the reader checks, or takes for something else than text."""
@@ -71,13 +71,3 @@ def test_a_foreign_record_commands_no_terminal(
     assert r"\x1b[2J" in answer.stdout.replace("\\\\", "\\")
     shown = (answer.stdout + answer.stderr).replace("\n", "")
     assert not {unicodedata.category(one) for one in shown} & {"Cc", "Cf", "Cs"}
-
-
-def test_a_bad_file_is_an_error_for_the_caller(app: typer.Typer, tmp_path: Path) -> None:
-    answer = CliRunner().invoke(app, [str(tmp_path / "missing.jsonl")])
-    assert isinstance(answer.exception, ResultFileError)
-    assert answer.stdout == ""
-
-
-def test_an_unknown_format_is_a_usage_error(app: typer.Typer, example_path: Path) -> None:
-    assert CliRunner().invoke(app, [str(example_path), "--format", "pdf"]).exit_code == 2

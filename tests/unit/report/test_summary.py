@@ -9,7 +9,6 @@ from iobench.report.summary import summarise
 from iobench.report.winners import paired_ratio
 from iobench.report.wording import footnotes, grid
 from iobench.results import CeilingSample, Fallback, MemoryUse, ResultFile, Sample
-from iobench.results.setting import AXES_IF_SET, AXIS_NAMES
 
 GIB, MIB = 2**30, 2**20
 
@@ -64,35 +63,6 @@ def test_the_document_has_the_promised_keys(example: ResultFile) -> None:
         *("failures", "record", "target", "stopped"),
     ]
     assert document["schema"] == "iobench.report/1"
-    assert set(document["workload"]) >= {"name", "rank", "bytes", "full_bytes", "files", "scaled"}
-    assert set(document["ceiling"]) >= {
-        "save_bytes_per_s",
-        "restore_bytes_per_s",
-        "save_job",
-        "restore_job",
-    }
-    assert set(document["summaries"][0]) == {
-        *("label", "writer", "options", *(set(AXIS_NAMES) - set(AXES_IF_SET))),
-        "operation",
-        "samples",
-        "repetitions",
-        "bytes",
-        "median_bytes_per_s",
-        "ci95_bytes_per_s",
-        "of_ceiling",
-        "ratio",
-        "ratio_ci95",
-        "cpu_s_per_gib",
-        "memory",
-        "first_done_s",
-        "last_done_s",
-        "phases_s",
-        "paths",
-        "fallbacks",
-        "decisions",
-        "verdict",
-        "reasons",
-    }
     assert document["summaries"][0]["ci95_bytes_per_s"] == [GIB / 0.625, GIB / 0.4]
 
 

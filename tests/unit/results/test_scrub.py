@@ -314,14 +314,6 @@ def test_a_write_that_fails_leaves_no_copy(
     assert not copy.exists()
 
 
-def test_a_copy_is_scrubbed_again_without_a_change() -> None:
-    """Its replacements are not listed as values that were removed."""
-    once = scrub(changed(command=["iobench", "run", "--target", "/home/someone/disk"]))
-    again = scrub(once.lines)
-    assert once.removed
-    assert (again.removed, again.lines) == ((), once.lines)
-
-
 def test_the_hosts_of_ranks() -> None:
     """Each is replaced wherever it occurs, also in a message about a rank."""
     lines = changed(error="JobError: rank 1 (host zqnode07): OSError: disk full")

@@ -30,20 +30,9 @@ class _InMemory(Saver):
         self.saved.append((step, len(state["optimizer"]["state"])))
         self._state = copy.deepcopy(state)
 
-    def wait(self) -> None: ...
-
-    @property
-    def persisting(self) -> bool:
-        return False
-
-    def saves(self) -> tuple[()]:
-        return ()
-
     def load(self) -> Any:
         self._state["ballast"][5] += int(self._spoil)
         return self._state
-
-    def close(self) -> None: ...
 
 
 def _run(

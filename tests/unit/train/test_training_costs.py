@@ -14,7 +14,6 @@ from iobench.report.render import render
 from iobench.report.train import train_document
 from iobench.results import ResultFile, TrainBlock, TrainSave, from_record, read, to_record
 from iobench.train.arm import choose_arms
-from iobench.train.block import due
 from iobench.train.costs import training_costs
 from iobench.train.trainer import Trainer
 
@@ -117,11 +116,6 @@ def test_cut_off() -> None:
     assert training_costs(_file()) == []
 
 
-def test_record() -> None:
-    """A block is equal after a round trip through JSON."""
-    assert from_record(to_record(_ASYNC)) == _ASYNC
-
-
 def test_arms() -> None:
     """Writers times modes, `none` first and once. A mode that a peer lacks is named."""
     modes = "async,none,lazy=1,memory=3,spill=3"
@@ -148,11 +142,6 @@ def test_arms() -> None:
     for wrong in ("", "async=0", "async=x", "none=1"):
         with pytest.raises(UsageError, match="lazy, memory or spill"):
             choose_arms("buffered", wrong)
-
-
-def test_due() -> None:
-    """After the first step of every interval."""
-    assert [step for step in range(1, 9) if due(step, 4)] == [1, 5]
 
 
 @pytest.mark.slow

@@ -16,7 +16,6 @@ from iobench.cli.given import declare
 from iobench.cli.pages import Shown
 from iobench.cli.show import show
 from iobench.errors import IobenchError, UnavailableError, UnknownNameError, UsageError
-from iobench.report import kinds
 from iobench.results import ResultFile
 
 _RESULTS = Path(__file__).parents[4] / "results"
@@ -91,13 +90,6 @@ def test_without_the_extra(
     message = _error(app, example_path, "-o", "a.html")
     assert message.endswith("altair is not installed. Type: pip install 'iobench[report]'.")
     assert issubclass(UnavailableError, IobenchError)
-
-
-def test_kinds_are_not_mixed(example_path: Path) -> None:
-    """Each page is of one kind of record."""
-    grid = _RESULTS / "reference-autotune-llama7b.jsonl"
-    with pytest.raises(UsageError, match=r"is of iobench autotune, .* is of iobench run; make one"):
-        kinds.document_of([grid, example_path])
 
 
 @pytest.mark.parametrize("form", ["table", "json", "md"])

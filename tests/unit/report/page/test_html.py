@@ -13,7 +13,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from support.records import BROKEN, HOSTILE, broken_record, hostile_record
+from support.records import HOSTILE, hostile_record
 
 from iobench.errors import ResultFileError
 from iobench.report.document import Document, Line, Section
@@ -125,14 +125,6 @@ def test_hostile_names_of_files(example: ResultFile, tmp_path: Path) -> None:
         text = html(document_of(paths)).encode().decode()
         assert "\u202e" not in text
         assert r"\udcff\u202egpj.jsonl" in text
-
-
-@pytest.mark.parametrize("how", BROKEN)
-def test_broken_records_are_errors(example: ResultFile, tmp_path: Path, how: str) -> None:
-    """The error names the file; no page is made of what could be read."""
-    record = broken_record(example.path, tmp_path / "broken.jsonl", how)
-    with pytest.raises(ResultFileError, match=r"broken\.jsonl"):
-        document_of([record])
 
 
 def test_damaged_plans(example: ResultFile) -> None:

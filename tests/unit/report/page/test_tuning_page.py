@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from support.journals import write_journal
-from support.records import HOSTILE
 
 from iobench.errors import IobenchError, ResultFileError, UnknownNameError, UsageError
 from iobench.report.kinds import document_of
@@ -91,15 +90,6 @@ def test_a_time_that_is_none_is_one_error(tmp_path: Path) -> None:
     path.write_text(path.read_text().replace("2026-01-01T00:00:00Z", "yesterday", 1))
     with pytest.raises(ResultFileError, match="not a journal as iobench autotune writes it"):
         document_of([path])
-
-
-def test_hostile_texts_are_shown_as_texts(tmp_path: Path) -> None:
-    """Also those that cannot be encoded, and commands to a terminal."""
-    shown = html(document_of([changed(tmp_path / "journal.jsonl", target=" ".join(HOSTILE))]))
-    assert shown.encode()
-    assert not {"\x1b", "\x00", "\ud800"} & set(shown)
-    assert not [text for text in HOSTILE if "<" in text and text in shown]
-    assert "hit = 1" in shown
 
 
 def test_a_writer_that_is_not_installed_is_named(tmp_path: Path) -> None:
