@@ -105,11 +105,6 @@ class RunComparison:
         rows = [f"{row.setting.name} {row.operation}" for row in self.rows if row.spoilt]
         return [*rows, *self.failed]
 
-    def document(self) -> dict[str, Any]:
-        """The comparison as plain JSON values, described in docs/results.md."""
-        document: dict[str, Any] = to_plain(self)
-        return document
-
 
 @dataclass(frozen=True, kw_only=True)
 class _Side:
@@ -359,7 +354,7 @@ def compare_document(comparison: RunComparison, runs: Sequence[ResultFile] = ())
         answer=tuple(_answer(comparison)),
         tables=(_table(comparison),) if comparison.rows else (),
         notes=tuple(notes(comparison)),
-        data=comparison.document(),
+        data=to_plain(comparison),
         appendix=tuple(last),
         records=tuple(one.path for one in runs),
     )

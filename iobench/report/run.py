@@ -16,7 +16,7 @@ from iobench.report.rows import Measured, moment
 from iobench.report.summary import Report, summarise
 from iobench.report.winners import Summary
 from iobench.report.wording import footnotes, grid, heading, latency_grid, phases_grid, urgent_notes
-from iobench.results import ResultFile
+from iobench.results import ResultFile, to_plain
 from iobench.results.setting import AXES_IF_SET, AXIS_NAMES
 from iobench.text import printable
 from iobench.units import in_gib
@@ -49,7 +49,7 @@ def report_document(report: Report, result: ResultFile | None = None) -> Documen
         tables=(grid(report),) if report.summaries else (),
         notes=(*([] if report.summaries else [_NOTHING]), *urgent),
         details=Details(tables=tuple(one for one in more if one.rows), notes=(*others, _VERDICTS)),
-        data=report.document(),
+        data=to_plain(report),
         values=_values(report),
     )
     if result is None:

@@ -30,7 +30,6 @@ from iobench.report.winners import (
     baseline_samples,
     find_target_winners,
     find_winners,
-    paired_ratio,
 )
 from iobench.results import (
     Environment,
@@ -43,11 +42,16 @@ from iobench.results import (
     WorkloadFacts,
     WorldFacts,
     contender_of,
-    to_plain,
 )
 from iobench.results.identity import Figure, groups
 from iobench.results.setting import IF_SET, labels
-from iobench.stats.comparison import LEAST_SAMPLES, rates, rates_by_repetition, twins
+from iobench.stats.comparison import (
+    LEAST_SAMPLES,
+    compare_paired,
+    rates,
+    rates_by_repetition,
+    twins,
+)
 from iobench.stats.estimates import (
     NO_INTERVAL,
     Ratio,
@@ -105,11 +109,6 @@ class Report:
     def targets(self) -> tuple[str, ...]:
         """The locations of several targets; empty in a run of one."""
         return tuple(self.environment.storages)
-
-    def document(self) -> dict[str, Any]:
-        """The report as plain JSON values, described in docs/results.md."""
-        document: dict[str, Any] = to_plain(self)
-        return document
 
 
 def summarise(result: ResultFile) -> Report:
@@ -222,7 +221,8 @@ def _summary(
 
     def ratio_to(others: Sequence[Sample]) -> Ratio | None:
         able = others and {verdict.status, verdict_of(others, context).status} <= {*RANKED}
-        return paired_ratio(samples, others) if able else None
+        found = compare_paired(samples, others) if able else None
+        return found and found.ratio
 
     ratio = ratio_to(against)
     return Summary(

@@ -13,7 +13,7 @@ from iobench.results import Fallback, MemoryUse, Operation, Sample
 from iobench.results.identity import Figure
 from iobench.results.setting import IF_SET, HasSetting, Setting
 from iobench.stats.comparison import Finding, compare_paired, fastest, rates_by_repetition
-from iobench.stats.estimates import Interval, Ratio
+from iobench.stats.estimates import Interval
 from iobench.stats.over_time import OverTime
 from iobench.writers.transfer import LatencyFigures
 
@@ -119,12 +119,6 @@ def baseline_samples(
         and is_contender(samples[0], baseline)
     )
     return next(found, [])
-
-
-def paired_ratio(samples: Sequence[Sample], against: Sequence[Sample]) -> Ratio | None:
-    """Return the ratio of `samples` to `against` (see `compare_paired`); None without a pair."""
-    difference = compare_paired(samples, against)
-    return None if difference is None else difference.ratio
 
 
 def is_contender(sample: Sample, contender: Mapping[str, Any]) -> bool:

@@ -15,7 +15,7 @@ from iobench.report.answer import answer
 from iobench.report.render import render
 from iobench.report.run import report_document
 from iobench.report.summary import Report, summarise
-from iobench.results import End, ResultFile, read
+from iobench.results import End, ResultFile, read, to_plain
 from iobench.results.records import BackgroundRestores, Series
 from iobench.units import GIB, duration_form
 
@@ -60,11 +60,11 @@ def test_a_winner_is_compared_with_what_it_beats() -> None:
     """With `buffered` if that is slower, otherwise with none. The document has names and ratio."""
     report = summarise(of({"odirect": [1.0] * 5, "uncached": [4.0] * 5, "buffered": [2.0] * 5}))
     assert said(report)["Save"][0].startswith("odirect, 2.0x faster than buffered")
-    (winner,) = report.document()["winners"]
+    (winner,) = to_plain(report)["winners"]
     assert (winner["fastest"], winner["equals"], winner["reference"]) == ("odirect", [], "buffered")
     assert winner["ratio"] == pytest.approx(2.0)
     report = summarise(of({"odirect": [2.0] * 5, "uncached": [30.0] * 5, "buffered": [1.0] * 5}))
-    (winner,) = report.document()["winners"]
+    (winner,) = to_plain(report)["winners"]
     assert (winner["fastest"], winner["ratio"]) == ("buffered", None)
     assert said(report)["Save"][0].startswith("buffered, ")
     assert "faster" not in said(report)["Save"][0]

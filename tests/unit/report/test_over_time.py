@@ -14,7 +14,7 @@ from iobench.report.answer import answer
 from iobench.report.render import render
 from iobench.report.run import report_document, run_document
 from iobench.report.summary import summarise
-from iobench.results import ResultFile, Sample, read
+from iobench.results import ResultFile, Sample, read, to_plain
 
 _RECORD = Path(__file__).parents[3] / "results" / "reference-burst-llama7b.jsonl"
 
@@ -75,7 +75,7 @@ def test_too_few_rounds_are_not_called_steady(burst: ResultFile) -> None:
 
 def test_a_run_of_repetitions_has_no_such_lines(example: ResultFile) -> None:
     assert "Over time" not in said(example)
-    assert all("over_time" not in one for one in summarise(example).document()["summaries"])
+    assert all("over_time" not in one for one in to_plain(summarise(example))["summaries"])
 
 
 def test_a_rate_that_moves_until_the_end_asks_for_more_time(burst: ResultFile) -> None:

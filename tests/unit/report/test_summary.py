@@ -6,9 +6,9 @@ import pytest
 
 from iobench.bench.judging.ceiling import Ceiling, why_above
 from iobench.report.summary import summarise
-from iobench.report.winners import paired_ratio
 from iobench.report.wording import footnotes, grid
-from iobench.results import CeilingSample, Fallback, MemoryUse, ResultFile, Sample
+from iobench.results import CeilingSample, Fallback, MemoryUse, ResultFile, Sample, to_plain
+from iobench.stats.comparison import compare_paired
 
 GIB, MIB = 2**30, 2**20
 
@@ -57,7 +57,7 @@ def test_figures_of_a_summary_by_hand(example: ResultFile) -> None:
 
 
 def test_the_document_has_the_promised_keys(example: ResultFile) -> None:
-    document = summarise(example).document()
+    document = to_plain(summarise(example))
     assert list(document) == [
         *("schema", "environment", "workload", "ceiling", "baseline", "summaries", "winners"),
         *("failures", "record", "target", "stopped"),
@@ -122,12 +122,12 @@ def test_twins_of_an_aa_run_count_as_one(example: ResultFile) -> None:
     twins = [replace(s, order=9, elapsed_s=3 * s.elapsed_s) for s in saves]
     against = [replace(s, setting=replace(s.setting, writer="buffered")) for s in saves]
     for mixed in ((*saves, *twins), (*twins, *saves)):
-        ratio = paired_ratio(mixed, against)
-        assert ratio is not None
-        assert (ratio.ratio, ratio.samples) == (pytest.approx(1 / 2), 3)
-        inverse = paired_ratio(against, mixed)
+        found = compare_paired(mixed, against)
+        assert found is not None
+        assert (found.ratio.ratio, found.ratio.samples) == (pytest.approx(1 / 2), 3)
+        inverse = compare_paired(against, mixed)
         assert inverse is not None
-        assert inverse.ratio == pytest.approx(2)
+        assert inverse.ratio.ratio == pytest.approx(2)
 
 
 def test_the_steady_state_is_of_repetitions_and_not_of_twins(example: ResultFile) -> None:
