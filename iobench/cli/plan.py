@@ -69,7 +69,7 @@ def plan(
     if nodes is None:
         raise UsageError("give --nodes: the nodes of the job")
     shown = Shown(form=format_)
-    from iobench.goodput.forecast import Method, forecast
+    from iobench.goodput.forecast import forecast
     from iobench.goodput.goodput import TrainingJob
     from iobench.report.plan import Outlook, plan_document
 
@@ -98,16 +98,20 @@ def plan(
     if chosen or measured:
         name = chosen or (measured.run.workload.name if measured else "")
         notes += _too_many_nodes(name, jobs)
-    step_s = _seconds(step, "--step")
+    step_s, interval_s = _above_zero(step, "--step"), _above_zero(interval, "--interval")
     if step_s is None:
         recorded = measured.run.workload.name if measured else None
         step_s = _published_step_s(chosen or recorded, asked=chosen is not None)
-    method = Method(step_s=step_s, interval_s=_seconds(interval, "--interval"))
     base = _baseline(candidates)
-    forecasts = [one for job in jobs for one in forecast(candidates, base, job, method)]
-    outlook = Outlook(title=title, method=method, forecasts=tuple(forecasts), notes=tuple(notes))
-    document = plan_document(outlook, measured)
-    shown.show(document)
+    forecasts = [one for job in jobs for one in forecast(candidates, base, job, interval_s)]
+    outlook = Outlook(
+        title=title,
+        step_s=step_s,
+        interval_s=interval_s,
+        forecasts=tuple(forecasts),
+        notes=tuple(notes),
+    )
+    shown.show(plan_document(outlook, measured))
 
 
 def _too_many_nodes(workload: str, jobs: Sequence[TrainingJob]) -> Iterator[str]:
@@ -200,6 +204,13 @@ def _size(text: str) -> int:
 
 def _seconds(text: str | None, option: str) -> float | None:
     return None if text is None else parse_seconds(text, option)
+
+
+def _above_zero(text: str | None, option: str) -> float | None:
+    seconds = _seconds(text, option)
+    if seconds == 0:
+        raise OptionError(f"{option} must be above zero seconds, and is {text}")
+    return seconds
 
 
 _MOST = 64

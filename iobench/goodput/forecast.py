@@ -8,28 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from iobench.bench.judging.verdict import Reason
-from iobench.errors import OptionError
 from iobench.goodput import goodput
 from iobench.goodput.goodput import MONTH_S, Costs, TrainingJob
 from iobench.goodput.measured import SavingMethod
 from iobench.stats.estimates import CONFIDENCE, Interval
-
-
-@dataclass(frozen=True, kw_only=True)
-class Method:
-    """How intervals are shown and judged.
-
-    `step_s` is the time of a training step, and `interval_s` is one more interval to judge, the
-    user's own. Raises OptionError for a value out of range.
-    """
-
-    step_s: float | None = None
-    interval_s: float | None = None
-
-    def __post_init__(self) -> None:
-        for name, value in (("step", self.step_s), ("interval", self.interval_s)):
-            if value is not None and not value > 0:
-                raise OptionError(f"--{name} must be above zero seconds, and is {value}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,19 +57,28 @@ class Forecast:
 
 
 def forecast(
-    candidates: Sequence[SavingMethod], baseline: SavingMethod, job: TrainingJob, method: Method
+    candidates: Sequence[SavingMethod],
+    baseline: SavingMethod,
+    job: TrainingJob,
+    interval_s: float | None = None,
 ) -> list[Forecast]:
-    """Return the forecast of each candidate, in order. Equal arguments give equal results."""
+    """Return the forecast of each candidate, in order. Equal arguments give equal results.
+
+    `interval_s` is one more interval to judge, the user's own.
+    """
     base = _ettrs(baseline, job)
-    return [_forecast(one, one is baseline, base, job, method) for one in candidates]
+    return [_forecast(one, one is baseline, base, job, interval_s) for one in candidates]
 
 
 def _forecast(
-    candidate: SavingMethod, is_baseline: bool, base: list[float], job: TrainingJob, method: Method
+    candidate: SavingMethod,
+    is_baseline: bool,
+    base: list[float],
+    job: TrainingJob,
+    asked_s: float | None,
 ) -> Forecast:
     costs = candidate.costs
     best = _proposal(goodput.optimal(costs.blocking_s, job.mtbf_s), costs, job)
-    asked_s = method.interval_s
     return Forecast(
         candidate=candidate,
         job=job,

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from iobench.bench.judging.verdict import Reason
-from iobench.goodput.forecast import Forecast, Method
+from iobench.goodput.forecast import Forecast
 from iobench.goodput.goodput import TrainingJob
 from iobench.report.document import Document, Line, Section
 from iobench.report.grid import MISSING, Column, Grid
@@ -25,12 +25,16 @@ _BASELINE = "baseline"
 
 @dataclass(frozen=True, kw_only=True)
 class Outlook:
-    """Forecasts by job size, their method and notes."""
+    """Forecasts by job size, and notes.
+
+    `step_s` is the time of a training step, and `interval_s` the interval that was asked for.
+    """
 
     title: str
-    method: Method
+    step_s: float | None = None
+    interval_s: float | None = None
     forecasts: tuple[Forecast, ...]
-    notes: tuple[str, ...]
+    notes: tuple[str, ...] = ()
 
     @property
     def jobs(self) -> list[TrainingJob]:
@@ -56,7 +60,7 @@ def plan_document(outlook: Outlook, result: ResultFile | None = None) -> Documen
         data={
             "schema": SCHEMA,
             "title": outlook.title,
-            "method": asdict(outlook.method),
+            "method": {"step_s": outlook.step_s, "interval_s": outlook.interval_s},
             "forecasts": [_data(one) for one in outlook.forecasts],
             "notes": list(outlook.notes),
         },
@@ -99,7 +103,7 @@ def assumptions(outlook: Outlook) -> Iterator[str]:
 def _sentence(outlook: Outlook, job: TrainingJob) -> str:
     """Return `Save every 1 h 53 min (1,750 steps of 3.87 s): 3.4% of the time is lost.`"""
     found = [one for one in outlook.forecasts if one.job == job]
-    best, step_s = _best(outlook, job), outlook.method.step_s
+    best, step_s = _best(outlook, job), outlook.step_s
     start = f"{_nodes(job)}: save" if len(outlook.jobs) > 1 else "Save"
     steps = ""
     if step_s:
@@ -118,7 +122,7 @@ def _sentence(outlook: Outlook, job: TrainingJob) -> str:
 
 def _given_interval(outlook: Outlook, job: TrainingJob) -> Iterator[str]:
     """Yield `Every 30 min 0 s, as given: the time lost is 2.4% with odirect sync.`"""
-    asked_s = outlook.method.interval_s or 0.0
+    asked_s = outlook.interval_s or 0.0
     losses = [
         f"{_lost(one.given.ettr)} with {one.candidate.name} {one.candidate.mode}"
         + (f" (every {format_seconds(one.given.interval_s)} at best)" if one.given.raised else "")

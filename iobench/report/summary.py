@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -245,9 +245,11 @@ def _summary(
         ranks=rank_rates(samples, run.world),
         background_rates=_background(samples, ratio_to(alone)),
         phases_s=_phases(samples),
-        paths=_paths(samples),
+        paths=_totals(
+            {path: count.operations for path, count in one.paths.items()} for one in samples
+        ),
         fallbacks=tuple(dict.fromkeys(one for sample in samples for one in sample.fallbacks)),
-        decisions=_decisions(samples),
+        decisions=dict(_totals(one.decisions for one in samples).most_common()),
         latencies=_latencies(samples),
         verdict=verdict.status.value,
         reasons=(
@@ -318,20 +320,12 @@ def _phases(samples: Sequence[Sample]) -> dict[str, float]:
     return {name: median([sample.phases_s.get(name, 0.0) for sample in samples]) for name in names}
 
 
-def _paths(samples: Sequence[Sample]) -> dict[str, int]:
-    totals: dict[str, int] = {}
-    for sample in samples:
-        for path, count in sample.paths.items():
-            totals[path] = totals.get(path, 0) + count.operations
-    return totals
-
-
-def _decisions(samples: Sequence[Sample]) -> dict[str, int]:
-    """Return the count of each decision, most frequent first."""
-    totals: Counter[str] = Counter()
-    for sample in samples:
-        totals.update(sample.decisions)
-    return dict(totals.most_common())
+def _totals(counts: Iterable[Mapping[str, int]]) -> Counter[str]:
+    """Return the sum of each name."""
+    total: Counter[str] = Counter()
+    for one in counts:
+        total.update(one)
+    return total
 
 
 def _latencies(samples: Sequence[Sample]) -> dict[str, LatencyFigures]:
@@ -399,16 +393,13 @@ def unusual(samples: Sequence[Sample], position: int) -> list[str]:
     memory) or bytes (others' I/O on the device). It must also be more than twice that of the median
     sample. Empty without such a disturbance, or if the samples have no such counters.
     """
-    return list(_found(samples, position))
-
-
-def _found(samples: Sequence[Sample], position: int) -> Iterator[str]:
-    sample = samples[position]
+    sample, found = samples[position], []
     for name, words in _WORDS.items():
-        own = getattr(sample.interference, name) if sample.interference else None
+        own = getattr(sample.interference, name, None)
         whole = sample.elapsed_s if name.endswith("_s") else sample.bytes
         if own is None or own < _PART * whole:
             continue  # most are: the others need no look then
-        amounts = [getattr(one.interference, name) for one in samples if one.interference]
+        amounts = [getattr(one.interference, name, None) for one in samples]
         if own > _TIMES * median([amount for amount in amounts if amount is not None]):
-            yield words(own)
+            found.append(words(own))
+    return found

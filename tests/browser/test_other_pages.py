@@ -10,7 +10,7 @@ from support.journals import write_journal
 
 from iobench.claims.claims import study
 from iobench.claims.reproduction import judge_records
-from iobench.goodput.forecast import Method, forecast
+from iobench.goodput.forecast import forecast
 from iobench.goodput.goodput import TrainingJob
 from iobench.goodput.measured import by_hand
 from iobench.report.claims import claims_document
@@ -38,9 +38,9 @@ def test_training(open_page: OpenPage) -> None:
 def test_plan(open_page: OpenPage) -> None:
     """A dot for each way to save."""
     candidates = by_hand(save_s=30.0, blocking_s=2.0, restore_s=60.0)
-    method, jobs = Method(), (TrainingJob(nodes=64), TrainingJob(nodes=2048))
-    found = [one for job in jobs for one in forecast(candidates, candidates[0], job, method)]
-    about = Outlook(title="by hand", method=method, forecasts=tuple(found), notes=())
+    jobs = TrainingJob(nodes=64), TrainingJob(nodes=2048)
+    found = [one for job in jobs for one in forecast(candidates, candidates[0], job)]
+    about = Outlook(title="by hand", forecasts=tuple(found))
     opened = open_page(plan_document(about))
     assert opened.marks("ettr-interval-2", "symbol") == len(candidates)
     assert opened.problems == []

@@ -2,14 +2,12 @@
 
 import pytest
 
-from iobench.errors import OptionError
 from iobench.goodput import goodput
-from iobench.goodput.forecast import Forecast, Method, forecast
+from iobench.goodput.forecast import Forecast, forecast
 from iobench.goodput.goodput import MONTH_S, Costs, TrainingJob
 from iobench.goodput.measured import SavingMethod, from_results
 from iobench.results import ResultFile
 
-METHOD = Method()
 JOB = TrainingJob(nodes=2048)
 SLOW = SavingMethod(name="slow", costs=Costs(blocking_s=60, restore_s=60))
 FAST = SavingMethod(name="fast", costs=Costs(blocking_s=10, restore_s=30))
@@ -19,13 +17,13 @@ def texts(one: Forecast) -> str:
     return "; ".join(map(str, one.warnings))
 
 
-def one(costs: Costs, job: TrainingJob, method: Method = METHOD) -> Forecast:
+def one(costs: Costs, job: TrainingJob, asked_s: float | None = None) -> Forecast:
     candidate = SavingMethod(name="one", costs=costs)
-    return forecast([candidate], candidate, job, method)[0]
+    return forecast([candidate], candidate, job, asked_s)[0]
 
 
 def test_no_interval_is_better_than_the_best() -> None:
-    for found in forecast([SLOW, FAST], SLOW, JOB, METHOD):
+    for found in forecast([SLOW, FAST], SLOW, JOB):
         costs, best = found.candidate.costs, found.best
         for factor in (0.5, 0.99, 1.01, 2.0):
             assert goodput.ettr(factor * best.interval_s, costs, JOB) < best.ettr
@@ -37,24 +35,24 @@ def test_no_interval_is_better_than_the_best() -> None:
 def test_what_is_saved_by_hand() -> None:
     """The same work takes ETTR_slow / ETTR_fast of the time; on 16,384 GPUs. A slower writer saves
     less than nothing, and a job that gets nowhere has nothing to save."""
-    slow, fast = forecast([SLOW, FAST], SLOW, JOB, METHOD)
+    slow, fast = forecast([SLOW, FAST], SLOW, JOB)
     assert (slow.baseline, slow.saved, fast.baseline) == (True, None, False)
     assert fast.saved is not None
     assert fast.saved.wall_s == pytest.approx(MONTH_S * (1 - slow.best.ettr / fast.best.ettr))
     assert fast.saved.gpu_hours == pytest.approx(fast.saved.wall_s / 3600 * 16_384)
     assert fast.saved.wall_s_interval is None
-    slow, _ = forecast([SLOW, FAST], FAST, JOB, METHOD)
+    slow, _ = forecast([SLOW, FAST], FAST, JOB)
     assert slow.saved is not None
     assert slow.saved.wall_s < 0
     stuck = SavingMethod(name="stuck", costs=Costs(blocking_s=1e6, restore_s=1e6))
-    found = forecast([stuck, FAST], stuck, TrainingJob(nodes=131_072), METHOD)
+    found = forecast([stuck, FAST], stuck, TrainingJob(nodes=131_072))
     assert [one.saved for one in found] == [None, None]
 
 
 def test_intervals_come_from_the_resampled_medians(example: ResultFile) -> None:
     """They contain the figure. Their bounds are those of the fastest and slowest samples."""
     candidates, _ = from_results(example, size_bytes=2**36)
-    odirect, buffered = forecast(candidates, candidates[1], JOB, METHOD)
+    odirect, buffered = forecast(candidates, candidates[1], JOB)
     for found in (odirect, buffered):
         assert found.ettr_interval is not None
         assert found.interval_s_interval is not None
@@ -62,7 +60,7 @@ def test_intervals_come_from_the_resampled_medians(example: ResultFile) -> None:
         assert found.best.interval_s in found.interval_s_interval
         assert found.ettr_interval.low < found.ettr_interval.high
     best = min(odirect.candidate.resampled, key=lambda costs: costs.blocking_s + costs.restore_s)
-    most = one(best, JOB, METHOD).best.ettr
+    most = one(best, JOB).best.ettr
     assert odirect.ettr_interval is not None
     assert odirect.best.ettr < odirect.ettr_interval.high <= most
     assert odirect.saved is not None
@@ -83,21 +81,13 @@ def test_warnings() -> None:
     assert texts(one(Costs(blocking_s=120, restore_s=120), large)) == ""
 
 
-@pytest.mark.parametrize("wrong", [{"step_s": 0.0}, {"interval_s": float("nan")}])
-def test_a_method_out_of_range_is_refused(wrong: dict[str, float]) -> None:
-    with pytest.raises(OptionError):
-        Method(**wrong)
-
-
 def test_an_interval_that_is_given_is_judged_too() -> None:
     """Its ETTR is that of the exact formula, and lower than at the best interval."""
     costs = Costs(blocking_s=30, restore_s=60)
-    found = one(costs, JOB, Method(interval_s=7200.0))
+    found = one(costs, JOB, 7200.0)
     assert found.given is not None
     assert (found.given.interval_s, found.given.raised) == (7200.0, False)
     assert found.given.ettr == goodput.ettr(7200.0, costs, JOB) < found.best.ettr
-    limited = one(Costs(blocking_s=1, persist_s=3600, restore_s=60), JOB, Method(interval_s=60.0))
+    limited = one(Costs(blocking_s=1, persist_s=3600, restore_s=60), JOB, 60.0)
     assert limited.given is not None
     assert (limited.given.interval_s, limited.given.raised) == (3600, True)
-    with pytest.raises(OptionError, match="--interval must be above zero"):
-        Method(interval_s=0.0)

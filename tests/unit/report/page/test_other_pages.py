@@ -18,7 +18,7 @@ from iobench.claims.reproduction import judge_records
 from iobench.cli.pages import Shown
 from iobench.errors import UsageError
 from iobench.goodput import goodput
-from iobench.goodput.forecast import Method, forecast
+from iobench.goodput.forecast import forecast
 from iobench.goodput.goodput import TrainingJob
 from iobench.goodput.measured import by_hand
 from iobench.report.claims import claims_document
@@ -92,10 +92,9 @@ def test_claims() -> None:
 
 def outlook(nodes: list[int]) -> Outlook:
     candidates = by_hand(save_s=30.0, blocking_s=2.0, restore_s=60.0)
-    method = Method()
     jobs = [TrainingJob(nodes=count) for count in nodes]
-    found = [one for job in jobs for one in forecast(candidates, candidates[0], job, method)]
-    return Outlook(title="by hand", method=method, forecasts=tuple(found), notes=())
+    found = [one for job in jobs for one in forecast(candidates, candidates[0], job)]
+    return Outlook(title="by hand", forecasts=tuple(found))
 
 
 def test_plan() -> None:
