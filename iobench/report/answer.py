@@ -116,7 +116,12 @@ def _operation(report: Report, rows: Sequence[Summary]) -> Iterator[str]:
         return
     slower = next((one for one in ranked if one.label == winner.reference), None)
     lead = [f"{best.label} {text}" if winner.equals else text for text in _faster(winner)]
-    yield ", ".join([_who(winner, len(ranked)), *lead, *_of_fio(best)])
+    who = _who(winner, len(ranked))
+    if not lead and winner.equals:
+        lead = [f"highest median: {best.label} at {_rate(best)}"]
+    elif not lead:
+        who += f" at {_rate(best)}"
+    yield ", ".join([who, *lead, *_of_fio(best)])
     yield from _idle(slower)
     ratio = winner.ratio if slower and slower.axes.numjobs == best.axes.numjobs else None
     yield from _seconds(report, best, ratio)
