@@ -11,6 +11,7 @@ import copy
 import gzip
 import hashlib
 import json
+import re
 import textwrap
 from functools import cache
 from importlib.resources import files
@@ -117,18 +118,21 @@ def _environment() -> jinja2.Environment:
 
 
 def _whole_options(text: str) -> Markup:
-    """Return `text` escaped; no line ends within an option such as `--repeat`."""
+    """Return `text` escaped; no line ends within an option such as `-o`."""
     return Markup(" ").join(
         Markup('<span class="whole">{}</span>').format(word)
-        if word.startswith("--") and len(word) <= _LONGEST_OPTION
+        if word.startswith("-") and len(word) <= _LONGEST_OPTION
         else escape(word)
         for word in text.split(" ")
     )
 
 
 def _breakable(text: str) -> Markup:
-    """Return `text` escaped; a line may end after a comma, as in `hybrid,block_size=4MiB`."""
-    return Markup(",<wbr>").join(map(escape, text.split(",")))
+    """Return `text` escaped; a line may end after a comma, as in `hybrid,block_size=4MiB`.
+
+    Not after that of a number: 1,000.
+    """
+    return Markup(",<wbr>").join(map(escape, re.split(r",(?=[^\d\s])", text)))
 
 
 def _packed(data: bytes) -> str:

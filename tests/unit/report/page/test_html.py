@@ -164,6 +164,13 @@ def test_parts_of_a_page_are_escaped(tmp_path: Path) -> None:
     assert found.text.count(record.name) == 1
 
 
+def test_names_break_after_a_comma_and_numbers_do_not() -> None:
+    grid = Grid(columns=words("name", "count"), rows=[["hybrid,threads=2,x", "1,000.5 min"]])
+    shown = html(Document(kind="", title="", tables=(grid,)))
+    assert "hybrid,<wbr>threads=2,<wbr>x<" in shown
+    assert ">1,000.5 min<" in shown
+
+
 def test_a_large_run_is_small_enough(recorded: ResultFile) -> None:
     """12 contenders x 20 repetitions, with series."""
     saves = [s for s in recorded.samples if s.operation == "save" and s.repetition == 0]
