@@ -66,7 +66,7 @@ def test_a_winner_is_compared_with_what_it_beats() -> None:
     report = summarise(of({"odirect": [2.0] * 5, "uncached": [30.0] * 5, "buffered": [1.0] * 5}))
     (winner,) = to_plain(report)["winners"]
     assert (winner["fastest"], winner["ratio"]) == ("buffered", None)
-    assert said(report)["Save"][0].startswith("buffered, ")
+    assert said(report)["Save"][0].startswith("buffered at ")
     assert "faster" not in said(report)["Save"][0]
 
 
