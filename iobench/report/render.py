@@ -20,9 +20,7 @@ ReportFormat = Literal["table", "json", "csv", "md", "html"]
 """How to print figures that fit one table of unrounded values."""
 
 
-def render(
-    document: Document, form: ReportFormat, stream: TextIO, *, details: bool = False
-) -> None:
+def render(document: Document, form: str, stream: TextIO, *, details: bool = False) -> None:
     """Write `document` in a ReportFormat. Only the table can leave its details out.
 
     Raises ValueError for CSV of a document that has no values for it.

@@ -222,7 +222,7 @@ def _summary(
     def ratio_to(others: Sequence[Sample]) -> Ratio | None:
         able = others and {verdict.status, verdict_of(others, context).status} <= {*RANKED}
         found = compare_paired(samples, others) if able else None
-        return found and found.ratio
+        return None if found is None else found.ratio
 
     ratio = ratio_to(against)
     return Summary(
