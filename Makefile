@@ -8,12 +8,13 @@ ARGS ?=
 bin = $(VENV)/bin
 runtime = $(VENV)/.iobench-runtime
 development = $(VENV)/.iobench-development
+dlio = $(VENV)-dlio/.iobench-dlio
 
 # The tests import the same modules in many processes, so that caching what was compiled pays.
-test test-all quick: export PYTHONDONTWRITEBYTECODE =
+test test-all quick test-dlio: export PYTHONDONTWRITEBYTECODE =
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-all quick test-peers check fmt docs setup clean
+.PHONY: help run test test-all quick test-dlio test-peers check fmt docs setup clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1	/p' $(MAKEFILE_LIST) | expand -t 20
@@ -29,6 +30,9 @@ test-all: $(development) ## the same with more cases: random kills, schedules, f
 
 quick: $(development) ## the unit tests that take milliseconds: under a minute in all
 	$(bin)/python -m pytest -n 2 --dist worksteal -m "not slow" tests/unit $(ARGS)
+
+test-dlio: $(dlio) ## test the DLIO integration with real DLIO, in an environment of its own
+	$(VENV)-dlio/bin/python -m pytest tests/integration/test_dlio.py $(ARGS)
 
 test-peers: $(development) ## compare other projects' checkpoint tests with and without iobench exec
 	$(bin)/python scripts/test-peers $(ARGS)
@@ -56,7 +60,12 @@ $(development): pyproject.toml constraints.txt scripts/setup
 	VENV="$(VENV)" PYTHON="$(PYTHON)" scripts/setup test
 	@touch $(runtime) $@
 
+$(dlio): pyproject.toml constraints.txt scripts/setup scripts/dlio.txt
+	VENV="$(VENV)-dlio" PYTHON="$(PYTHON)" scripts/setup dlio
+	@touch $@
+
 clean: ## remove the virtual environment and caches; results stay
-	if [ -e "$(VENV)/pyvenv.cfg" ]; then rm -rf "$(VENV)"; fi
+	for venv in "$(VENV)" "$(VENV)-dlio"; do \
+	    if [ -e "$$venv/pyvenv.cfg" ]; then rm -rf "$$venv"; fi; done
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis dist build site *.egg-info
 	find $(wildcard iobench tests benchmarks) -name __pycache__ -type d -prune -exec rm -rf {} +

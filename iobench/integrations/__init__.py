@@ -7,7 +7,7 @@ functions of `iobench.torch` and `iobench.safetensors`; `redirect` is `iobench e
 from importlib import import_module
 from types import ModuleType
 
-__all__ = ["accelerate", "dcp", "deepspeed", "lightning", "transformers"]
+__all__ = ["accelerate", "dcp", "deepspeed", "dlio", "lightning", "transformers"]
 
 
 def __getattr__(name: str) -> ModuleType:

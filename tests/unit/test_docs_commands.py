@@ -35,7 +35,7 @@ _LANGUAGES = {
     "sh": "here, like indented commands",
     "text": "test_docs_tables.py: marked as an output",
     "toml": "test_documented.py of writers; here for peers; test_tutorials.py",
-    "yaml": "test_schema.py of workloads; here for run-over-ranks",
+    "yaml": "test_schema.py of workloads; test_dlio.py for integrations; here for run-over-ranks",
 }
 _SHOWN = {
     "checkpointer.md": "test_documented.py of checkpointer",

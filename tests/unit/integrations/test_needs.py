@@ -21,10 +21,10 @@ try:
 except ImportError as error:
     print(error)
 sys.path.pop(0)
-for framework in ("accelerate", "deepspeed", "lightning", "transformers"):
+for framework in ("accelerate", "deepspeed", "dlio_benchmark", "lightning", "transformers"):
     sys.modules[framework] = None
     try:
-        __import__(f"iobench.integrations.{framework}")
+        __import__(f"iobench.integrations.{framework.removesuffix('_benchmark')}")
     except ImportError as error:
         print(error)
 """
@@ -63,7 +63,7 @@ def test_each_names_what_to_install(tmp_path: Path) -> None:
         "this integration of iobench needs transformers>=5, and transformers 4.57.1 is installed: "
         "pip install 'transformers>=5'"
     )
-    frameworks = ("accelerate", "deepspeed", "lightning", "transformers")
+    frameworks = ("accelerate", "deepspeed", "dlio_benchmark", "lightning", "transformers")
     for line, framework in zip(lines, frameworks, strict=True):
         assert f"needs {framework}: pip install '{framework}" in line
 
