@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import io
 import itertools
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -18,14 +19,17 @@ import torch
 
 from iobench.errors import UnavailableError
 from iobench.formats import torch_tensor
-from iobench.formats.checked_image import CheckedImage, RunningChecksums
+from iobench.formats.checked_image import RunningChecksums
 from iobench.formats.many_parts import Numbers, PartsImage, ScatteredImage
 from iobench.formats.tensor_layouts import numbers
 from iobench.formats.torch_tensor import Settings, TensorFile
-from iobench.writers.image import AnyMemory, Bytes, FileImage
+from iobench.writers.device.staging import DeviceCopies, StagedImage
+from iobench.writers.image import AnyMemory, Bytes, FileImage, HostBytes, WrappedImage
 
 ALIGNMENT = 64
 """Of the data in the file, like in a file of torch.save: for fast copies."""
+_GROUP = 16 << 20
+"""Bytes of the tensors whose checksums one thread computes at a time, or one larger tensor."""
 
 
 class DcpItem(NamedTuple):
@@ -103,10 +107,10 @@ class DcpFile:
         held = np.frombuffer(bytearray(self._text + end), dtype=np.uint8)
         cuts = [*self._cuts[:-1], len(held)]
         texts = [held[start:stop] for start, stop in itertools.pairwise(cuts)]
-        parts = [texts[0], *itertools.chain(*zip(data, texts[1:], strict=True))]
+        plain = PartsImage(path, [texts[0], *itertools.chain(*zip(data, texts[1:], strict=True))])
         if not checked:
-            return PartsImage(path, parts)
-        return CheckedImage(path, parts, _checksums(self._stored, data, texts[1:]))
+            return plain
+        return _checked(plain, _Checksums(self._stored, data, texts[1:]))
 
     def streamed(self, checksum: Callable[[], int]) -> Iterator[Bytes | int]:
         """Yield the file in order: text, and the number of each tensor in place of its data.
@@ -142,23 +146,67 @@ class DcpFile:
         stored = [one for one in self._stored if one.start >= begin]
         stops = [one.data_start + one.data_bytes for one in stored]
         data = [memory[one.data_start : stop] for one, stop in zip(stored, stops, strict=True)]
-        checksums = _checksums(stored, data, [memory[stop:] for stop in stops])
-        return CheckedImage(path, [memory[: self.size_bytes], held], checksums)
+        checksums = _Checksums(stored, data, [memory[stop:] for stop in stops])
+        return _checked(PartsImage(path, [memory[: self.size_bytes], held]), checksums)
 
 
-def _checksums(
-    items: Sequence[DcpItem], data: Sequence[AnyMemory], tails: Sequence[Bytes]
-) -> RunningChecksums:
-    """Return what puts the CRC32 of the data of `items` into `tails`, the memory behind each."""
-    stored = {one.data_start: (one, tail) for one, tail in zip(items, tails, strict=True)}
+class _Checksums:
+    """The CRC32s of the data of tensors, each in the memory behind the data when it is needed.
 
-    def put(start: int, checksum: int) -> None:
-        item, memory = stored[start]
-        assert item.template is not None
-        tail = np.frombuffer(item.template.tail(checksum), dtype=np.uint8)
-        np.copyto(memory[: len(tail)], tail)
+    In groups of tensors: a thread that takes a part of the file computes those of its groups only,
+    and waits for no thread that takes another part.
+    """
 
-    return RunningChecksums(dict(zip(stored, data, strict=True)), put)
+    def __init__(
+        self, items: Sequence[DcpItem], data: Sequence[AnyMemory], tails: Sequence[Bytes]
+    ) -> None:
+        """`tails` is the memory behind the data of each of `items`."""
+        self._starts: list[int] = []
+        self._stops: list[int] = []
+        self._groups: list[RunningChecksums] = []
+        at = {item.data_start: number for number, item in enumerate(items)}
+
+        def put(start: int, checksum: int) -> None:
+            number = at[start]
+            template = items[number].template
+            assert template is not None
+            tail = np.frombuffer(template.tail(checksum), dtype=np.uint8)
+            np.copyto(tails[number][: len(tail)], tail)
+
+        group: dict[int, AnyMemory] = {}
+        for number, (item, memory) in enumerate(zip(items, data, strict=True)):
+            if not group:
+                self._starts.append(item.start)
+            group[item.data_start] = memory
+            if item.stop - self._starts[-1] >= _GROUP or number + 1 == len(items):
+                self._stops.append(item.stop)
+                self._groups.append(RunningChecksums(group, put))
+                group = {}
+
+    def reach(self, start: int, stop: int, host_bytes: HostBytes) -> None:
+        """Put those that are between `start` and `stop` of the file."""
+        first, last = bisect_right(self._stops, start), bisect_left(self._starts, stop)
+        for group in self._groups[first:last]:
+            group.reach(stop, host_bytes)
+
+
+def _checked(plain: PartsImage, checksums: _Checksums) -> FileImage:
+    """Return `plain`, whose `checksums` are put when a range of it is taken."""
+    devices, on_host = plain.devices(), plain.host_bytes
+    if devices:
+        copies = DeviceCopies(devices)
+        staged = StagedImage(plain, _copies=copies, _device=devices[0], _unpinned={})
+        on_host = staged.host_bytes
+    return _CheckedImage(plain, _checksums=checksums, _on_host=on_host)
+
+
+class _CheckedImage(WrappedImage):
+    _checksums: _Checksums
+    _on_host: HostBytes
+
+    def pieces(self, start: int, stop: int) -> list[AnyMemory]:
+        self._checksums.reach(start, stop, self._on_host)
+        return super().pieces(start, stop)
 
 
 def _item(

@@ -29,7 +29,7 @@ from iobench.results import CeilingSample, Failure, ResultFile, ResultWriter, Sa
 from iobench.units import KIB, MIB
 from iobench.writers.base import Source, Writer
 from iobench.writers.image import FileImage
-from iobench.writers.transfer import PathCount, Transfer
+from iobench.writers.transfer import Meter, PathCount, Transfer
 from support.one_by_one import OneByOne
 
 _HEADER = "| writer | what it does | save | restore | why |"
@@ -103,7 +103,7 @@ class Late(Liar):
     reason = "files are not as saved"
 
     def write(self, image: FileImage, target: str | Path, **how: Any) -> Transfer:
-        meter, path = self._meter(), Path(target, image.path)
+        meter, path = Meter(), Path(target, image.path)
         data = _bytes_of(image)
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("xb") as file, tempfile.TemporaryFile(dir=path.parent) as other:
@@ -172,7 +172,7 @@ class FromMemory(Liar):
     def read(
         self, image: FileImage, target: str | Path, *, start: int = 0, stop: int | None = None
     ) -> Transfer:
-        meter = self._meter()
+        meter = Meter()
         stop = image.size_bytes if stop is None else stop
         path = os.fspath(Path(target, image.path))
         # Not our child: the kernel adds what a child read to its parent's count. The pipe is at its
