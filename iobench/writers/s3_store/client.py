@@ -267,6 +267,7 @@ class S3Client:
                 "Check the AWS_* variables and the writer's options.",
             ) from None
         guard_connections(made, self.time_limit, options.read_timeout_s)
+        _sign_in_python(made)
         if _has_secret(str(made.meta.endpoint_url)):
             made.close()
             raise UnavailableError(
@@ -276,6 +277,26 @@ class S3Client:
                 "AWS_SECRET_ACCESS_KEY.",
             )
         return made
+
+
+def _sign_in_python(client: Any) -> None:
+    """Let botocore itself sign the requests of `client`, and not awscrt.
+
+    awscrt calls back from C, where an exception ends nowhere: Ctrl-C in there was lost, and the
+    request waited for its signature for ever.
+    """
+    from botocore import auth
+
+    signers = {"CrtS3SigV4Auth": auth.S3SigV4Auth, "CrtSigV4Auth": auth.SigV4Auth}
+    signer = client._request_signer
+    made = signer.get_auth_instance
+
+    def get_auth_instance(*given: Any, **named: Any) -> Any:
+        found = made(*given, **named)
+        same = signers.get(type(found).__name__)
+        return same(found.credentials, found._service_name, found._region_name) if same else found
+
+    signer.get_auth_instance = get_auth_instance
 
 
 def _has_secret(url: str) -> bool:

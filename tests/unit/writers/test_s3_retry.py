@@ -271,3 +271,17 @@ def test_a_missing_file_of_this_machine_is_no_missing_object(
     writer.client.close()
     assert caught.value.errno == errno.EIO
     assert f"'{missing}'; a file of this machine, not of the bucket" in str(caught.value)
+
+
+def test_requests_are_signed_in_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    """awscrt loses Ctrl-C in its callback, and the signature never comes."""
+    from botocore import auth
+
+    assert auth.AUTH_TYPE_MAPS["s3v4"].__module__ == "botocore.crt.auth"  # of botocore's clients
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "x")
+    monkeypatch.setenv("AWS_REGION", "us-east-1")
+    signer = S3Client(S3Options()).boto3._request_signer
+    for version in ("s3v4", "v4"):
+        made = signer.get_auth_instance("s3", "us-east-1", version)
+        assert type(made) in (auth.S3SigV4Auth, auth.SigV4Auth)
