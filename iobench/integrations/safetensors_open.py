@@ -194,11 +194,15 @@ class SafeSlice:
         return DTYPES[dtype_name(self._tensor.kind.dtype)][0]
 
     def __getitem__(self, index: Any) -> Any:
-        """Return a slice like torch. Other indices than integers and slices read all of it."""
+        """Return a slice like torch. Other indices than integers and slices read all of it.
+
+        So do several ellipses: what torch makes of them depends on the device.
+        """
         if self._packed:  # the stock class refuses it, or knows what to do
             return self._inner.stock().get_slice(self._name)[index]
         items = index if isinstance(index, tuple) else (index,)
-        if not all(isinstance(one, _PLAIN) and not isinstance(one, bool) for one in items):
+        plain = all(isinstance(one, _PLAIN) and not isinstance(one, bool) for one in items)
+        if not plain or sum(one is Ellipsis for one in items) > 1:
             return self[...][index]
         return self._inner.read(
             self._name,

@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 import safetensors
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 from support.captured import captured
@@ -88,6 +88,7 @@ _OTHERS: list[Any] = [
 
 
 @settings(max_examples=300)
+@example(57, (..., ..., slice(None)))
 @given(st.integers(0), st.one_of(_ITEMS, st.lists(_ITEMS, max_size=4).map(tuple)))
 @pytest.mark.filterwarnings("ignore:Using a non-tuple sequence")
 def test_every_slice(many, number: int, index: Any) -> None:

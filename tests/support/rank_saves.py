@@ -414,8 +414,14 @@ def interrupted(size: int, directory: str, told: bool) -> list[Any]:
             if world.rank == 1:
                 member = ckpt._ranks.trainer._member
                 assert member is not None
-                interrupts = mock.Mock(side_effect=[KeyboardInterrupt])
-                stack.enter_context(mock.patch.object(member._changed, "wait", interrupts))
+                waiting, interrupts = member._changed.wait, iter([KeyboardInterrupt])
+
+                def wait(*given: Any) -> Any:
+                    if threading.current_thread() is threading.main_thread():
+                        raise next(interrupts)
+                    return waiting(*given)
+
+                stack.enter_context(mock.patch.object(member._changed, "wait", wait))
                 if not told:
                     stack.enter_context(mock.patch.object(Control, "fail"))
             while world.rank == 0 and not gate.exists():
