@@ -11,12 +11,10 @@ import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from iobench.environment.facts import joined, size_of
 from iobench.environment.kernelfs import read_text
-from iobench.units import MIB
 
 _DRIVER, _NVIDIA_FS = Path("/proc/driver/nvidia"), Path("/proc/driver/nvidia-fs")
-_PCI = len("0000:17:00.0")
-_QUERY = "name,memory.total,driver_version,pci.bus_id"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,8 +23,13 @@ class Gpu:
 
     name: str = "unknown"
     memory_bytes: int | None = None
+    """Of older records."""
     driver: str | None = None
     pci: str | None = None
+
+    def __str__(self) -> str:
+        memory = size_of(self.memory_bytes)
+        return joined(self.name, memory, f"driver {self.driver or 'unknown'}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,25 +50,6 @@ class Gds:
     remedy: str = ""
 
 
-def parse_nvidia_smi(text: str) -> list[Gpu]:
-    """Parse `nvidia-smi --query-gpu=name,memory.total,driver_version,pci.bus_id` as CSV."""
-    gpus = []
-    for line in text.splitlines():
-        fields = [field.strip() for field in line.split(",")]
-        if len(fields) != 4:
-            continue
-        name, memory_mib, driver, bus = fields
-        gpus.append(
-            Gpu(
-                name=name,
-                memory_bytes=int(memory_mib) * MIB if memory_mib.isdigit() else None,
-                driver=driver,
-                pci=bus.lower(),
-            )
-        )
-    return gpus
-
-
 def parse_gpu_information(text: str) -> Gpu:
     """Parse the text of /proc/driver/nvidia/gpus/BUS/information, which describes one GPU."""
     pairs = {k.strip(): v.strip() for k, _, v in (ln.partition(":") for ln in text.splitlines())}
@@ -79,42 +63,17 @@ def parse_driver_version(text: str) -> str | None:
     return found[1] if found else None
 
 
-def gpus_of_driver() -> list[Gpu]:
+def describe_gpus() -> tuple[Gpu, ...]:
     """Return name, driver and PCI address of every NVIDIA GPU from the driver's files.
 
-    It takes no time and starts no program. Without these files (WSL) it returns nothing.
+    nvidia-smi is not started: all ranks of a node call this when they start, and it takes seconds
+    then. Without these files (WSL) there are none.
     """
     driver = parse_driver_version(read_text(_DRIVER / "version") or "")
-    return [
+    return tuple(
         replace(parse_gpu_information(read_text(path) or ""), driver=driver)
         for path in sorted((_DRIVER / "gpus").glob("*/information"))
-    ]
-
-
-def describe_gpus() -> list[Gpu]:
-    """Return name, memory in bytes, driver and PCI address of every NVIDIA GPU.
-
-    Runs nvidia-smi; if that is missing or fails, reads the driver's files. Names are those of the
-    driver's files in either case, like in `machine_fingerprint`. Never raises.
-    """
-    import shutil
-    import subprocess
-
-    known = gpus_of_driver()
-    program = shutil.which("nvidia-smi")
-    if program is None:
-        return known
-    command = [program, f"--query-gpu={_QUERY}", "--format=csv,noheader,nounits"]
-    try:
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return known
-    # nvidia-smi writes the PCI domain with 8 digits, the driver's files with 4.
-    names = {(gpu.pci or "")[-_PCI:]: gpu.name for gpu in known}
-    return [
-        replace(gpu, name=names.get((gpu.pci or "")[-_PCI:], gpu.name))
-        for gpu in parse_nvidia_smi(answer.stdout)
-    ]
+    )
 
 
 def find_cufile() -> str | None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from iobench.environment.cpu import Cpu, Virtualisation, describe_cpu, describe_virtualisation
 from iobench.environment.facts import Fact, joined, size_of
-from iobench.environment.gpu import Gds, Gpu, describe_gds, describe_gpus, gpus_of_driver
+from iobench.environment.gpu import Gds, Gpu, describe_gds, describe_gpus
 from iobench.environment.memory import (
     ControlGroup,
     MachineMemory,
@@ -107,17 +107,7 @@ class Machine:
                 ("python", self.versions.get("python")),
                 ("torch", self.versions and (torch or "missing"), "torch"),
                 ("fio", self.versions and (self.versions.get("fio") or "missing"), "fio"),
-                *(
-                    (
-                        "gpu",
-                        joined(
-                            gpu.name,
-                            size_of(gpu.memory_bytes),
-                            f"driver {gpu.driver or 'unknown'}",
-                        ),
-                    )
-                    for gpu in self.gpus
-                ),
+                *(("gpu", str(gpu)) for gpu in self.gpus),
                 ("gpudirect", self.gds.state, "gds" if self.gpus else ""),
                 ("fingerprint", self.fingerprint),
             ]
@@ -125,8 +115,8 @@ class Machine:
 
 
 def describe_machine() -> Machine:
-    """Describe this machine. Takes some 50 ms, most of it for running fio and nvidia-smi."""
-    cpu, gpus = describe_cpu(), tuple(describe_gpus())
+    """Describe this machine. Takes some 50 ms, most of it for running fio."""
+    cpu, gpus = describe_cpu(), describe_gpus()
     machine = Machine(
         hostname=platform.node(),
         distribution=distribution(),
@@ -146,18 +136,14 @@ def describe_machine() -> Machine:
 
 
 def machine_fingerprint() -> str:
-    """Return `describe_machine().fingerprint`, collecting only the facts that it covers.
-
-    All ranks of a node call it when they start. So it does not run nvidia-smi, which takes seconds
-    then, wherever the driver's files have the names.
-    """
+    """Return `describe_machine().fingerprint`, collecting only the facts that it covers."""
     return fingerprint(
         Machine(
             kernel_version=".".join(map(str, kernel_version())),
             cpu=describe_cpu(),
             memory=describe_memory(),
             cgroup=describe_cgroup(read_mounts()),
-            gpus=tuple(gpus_of_driver() or describe_gpus()),
+            gpus=describe_gpus(),
         )
     )
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,9 +25,6 @@ from iobench.environment.cpu import Cpu, count_ranges, parse_cpuinfo
 from iobench.environment.gpu import (
     find_cufile,
     gds_state,
-    parse_driver_version,
-    parse_gpu_information,
-    parse_nvidia_smi,
 )
 from iobench.environment.kernelfs import read_int, read_text
 from iobench.environment.memory import (
@@ -147,56 +143,21 @@ def test_memory_that_version_1_control_groups_leave(tmp_path: Path) -> None:
     assert available_bytes(tmp_path) == 2500
 
 
-def test_texts_of_nvidia() -> None:
-    """Name, memory, driver and address are read; memory that is not a number is unknown. Without
-    nvidia-smi the driver's own files have the name of the GPU and the version."""
-    first, second = parse_nvidia_smi(
-        "NVIDIA H100 80GB HBM3, 81559, 550.54.15, 00000000:0F:00.0\n"
-        "NVIDIA GB10, [N/A], 580.1, 0000000F:01:00.0\nnoise\n"
-    )
-    assert (first.name, first.memory_bytes) == ("NVIDIA H100 80GB HBM3", 81559 * MIB)
-    assert (first.driver, first.pci) == ("550.54.15", "00000000:0f:00.0")
-    assert second.memory_bytes is None
+def test_gpus_of_the_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver's files have names, addresses and the version. The fingerprint has the names."""
+    without = machine_fingerprint()
+    assert gpu.parse_driver_version("") is None
+    monkeypatch.setattr(gpu, "_DRIVER", tmp_path)
+    (tmp_path / "gpus/0000:0f:00.0").mkdir(parents=True)
     text = "Model: \t\t NVIDIA H100\nIRQ:   \t 1\nBus Location: \t 0000:0F:00.0\n"
-    found = parse_gpu_information(text)
-    assert (found.name, found.pci) == ("NVIDIA H100", "0000:0f:00.0")
+    (tmp_path / "gpus/0000:0f:00.0/information").write_text(text)
     version = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.15  Release Build"
-    assert parse_driver_version(version) == "570.86.15"
-    assert parse_driver_version("") is None
-
-
-@pytest.fixture
-def nvidia(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
-    """Make the driver's files of one GPU, and an nvidia-smi that records its calls."""
-
-    def make(model: str) -> Path:
-        driver, calls = tmp_path / "nvidia", tmp_path / "calls"
-        if model:
-            (driver / "gpus/0000:0f:00.0").mkdir(parents=True)
-            text = f"Model: \t\t {model}\nBus Location: \t 0000:0F:00.0\n"
-            (driver / "gpus/0000:0f:00.0/information").write_text(text)
-        program = tmp_path / "nvidia-smi"
-        line = "NVIDIA H100 80GB HBM3, 81559, 550.54.15, 00000000:0F:00.0"
-        program.write_text(f"#!/bin/sh\necho called >> {calls}\necho '{line}'\n")
-        program.chmod(0o755)
-        monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-        monkeypatch.setattr(gpu, "_DRIVER", driver)
-        return calls
-
-    return make
-
-
-@pytest.mark.parametrize("model", ["NVIDIA H100 80GB HBM3 of the driver", ""])
-def test_a_fingerprint_runs_no_nvidia_smi(nvidia: Callable[[str], Path], model: str) -> None:
-    """All ranks of a node take it when they load a tuned writer. WSL has only nvidia-smi."""
-    calls = nvidia(model)
-    found = machine_fingerprint()
-    assert calls.exists() is (not model)
-    described = describe_machine()
-    assert described.fingerprint == found
-    assert calls.read_text().count("called") == (1 if model else 2)
-    assert described.gpus[0].name == (model or "NVIDIA H100 80GB HBM3")
-    assert described.gpus[0].memory_bytes == 81559 * MIB
+    (tmp_path / "version").write_text(version)
+    machine = describe_machine()
+    (found,) = machine.gpus
+    assert (found.name, found.pci, found.driver) == ("NVIDIA H100", "0000:0f:00.0", "570.86.15")
+    assert str(found) == "NVIDIA H100, driver 570.86.15"
+    assert machine.fingerprint == machine_fingerprint() != without
 
 
 def test_cufile_is_found_in_a_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
