@@ -19,7 +19,7 @@ from iobench.writers import registry
 from iobench.writers.base import Writer
 from iobench.writers.image import FileImage
 from iobench.writers.s3 import S3Writer
-from iobench.writers.s3_store.client import RetryPolicy
+from iobench.writers.s3_store import client
 
 _WRITERS = {
     "buffered": {"threads": 2},
@@ -108,7 +108,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ScriptedS3]:
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     monkeypatch.delenv("AWS_PROFILE", raising=False)
-    monkeypatch.setattr(RetryPolicy, "delay_s", lambda _, failures: 0.001 * failures)
+    monkeypatch.setattr(client, "delay_s", lambda failures: 0.001 * failures)
     with scripted_s3() as script:
         yield script
         gc.collect()

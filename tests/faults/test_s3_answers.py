@@ -17,8 +17,7 @@ from iobench.units import KIB, MIB
 from iobench.writers.blocks.workers import Blocks
 from iobench.writers.image import FileImage
 from iobench.writers.s3 import S3Writer
-from iobench.writers.s3_store import connection
-from iobench.writers.s3_store.client import RetryPolicy
+from iobench.writers.s3_store import client, connection
 from iobench.writers.s3_store.errors import require_fields
 from iobench.writers.transfer import Meter
 
@@ -358,7 +357,7 @@ def test_the_first_failure_is_the_one_that_is_raised(
 
     data = content(2 * 5 * MIB)
     server.objects["run/model"] = data.tobytes()
-    monkeypatch.setattr(RetryPolicy, "delay_s", lambda *_: 61.0)
+    monkeypatch.setattr(client, "delay_s", lambda _: 61.0)
     monkeypatch.setattr(threading.Event, "wait", wait)
     monkeypatch.setattr(threading.Event, "set", set_and_noted)
     monkeypatch.setattr(Blocks, "cancel", cancel_and_noted)

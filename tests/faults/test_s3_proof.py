@@ -12,7 +12,7 @@ from iobench.errors import IobenchError, TransferError, UnavailableError
 from iobench.testing import content
 from iobench.units import MIB
 from iobench.writers.image import FileImage
-from iobench.writers.s3_store.client import RetryPolicy
+from iobench.writers.s3_store import client
 from iobench.writers.s3_store.parts import Checksum
 from iobench.writers.s3_store.upload import SentObject
 
@@ -343,10 +343,10 @@ def test_what_ends_the_asking_leaves_the_object_too(
 ) -> None:
     """Ctrl-C and a refusal are raised unchanged, with a note."""
 
-    def interrupted(policy: RetryPolicy, failures: int) -> float:
+    def interrupted(failures: int) -> float:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(RetryPolicy, "delay_s", interrupted)
+    monkeypatch.setattr(client, "delay_s", interrupted)
     server.fail("complete", _without_checksum)
     refused = kind is UnavailableError
     server.fail("head", answer(403, "AccessDenied") if refused else answer(500, "InternalError"))

@@ -8,7 +8,7 @@ import os
 import random
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -17,7 +17,13 @@ from iobench.errors import OptionError, TransferError, UnavailableError
 from iobench.units import MIB
 from iobench.writers.options import WriterOptions, option
 from iobench.writers.s3_store.connection import TimeLimit, guard_connections
-from iobench.writers.s3_store.errors import CorruptedError, explain, judge, without_login
+from iobench.writers.s3_store.errors import (
+    CorruptedError,
+    explain,
+    is_throttling,
+    is_transient,
+    without_login,
+)
 from iobench.writers.s3_store.parts import ALGORITHMS, PART_LARGEST, PART_SMALLEST
 from iobench.writers.transfer import Meter
 
@@ -97,42 +103,37 @@ THROTTLED = "throttled"
 """The path under which a Transfer counts answers that ask the client to slow down."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class RetryPolicy:
-    """Exponential backoff with full jitter: before retry n, 0 to `base_s` * 2^(n-1), capped.
+_DELAY_S, _LONGEST_DELAY_S = 0.1, 20.0
 
-    Marc Brooker, "Exponential Backoff And Jitter", AWS Architecture Blog, 2015.
+
+def delay_s(failures: int) -> float:
+    """Return the seconds to wait after that many failures in a row.
+
+    Exponential backoff with full jitter: Marc Brooker, "Exponential Backoff And Jitter", AWS
+    Architecture Blog, 2015.
     """
+    return random.random() * min(_LONGEST_DELAY_S, _DELAY_S * 2.0 ** (failures - 1))
 
-    max_attempts: int
-    base_s: float = 0.1
-    cap_s: float = 20.0
-    random: Callable[[], float] = field(default=random.random)
 
-    def delay_s(self, failures: int) -> float:
-        """Return the seconds to wait after that many failures in a row."""
-        return self.random() * min(self.cap_s, self.base_s * 2.0 ** (failures - 1))
+def retried(
+    call: Callable[[], _T], meter: Meter, wait: Callable[[float], bool], max_attempts: int
+) -> _T:
+    """Return `call()`, and retry it while its error is transient. Raises the last error.
 
-    def run(self, call: Callable[[], _T], meter: Meter, wait: Callable[[float], bool]) -> _T:
-        """Return `call()`, and retry it while `judge` calls its error transient.
-
-        `wait(seconds)` returns True if the transfer was cancelled during the wait. Raises the last
-        error. The meter counts each retry in `retries` and each throttling as a path.
-        """
-        failures = 0
-        while True:
-            try:
-                return call()
-            except Exception as error:
-                trouble = judge(error)
-                if trouble.throttled:
-                    meter.count(THROTTLED, 0)
-                failures += 1
-                if not trouble.transient or failures >= self.max_attempts:
-                    raise
-                if wait(self.delay_s(failures)):
-                    raise
-                meter.retries += 1
+    `wait(seconds)` returns True if the transfer was cancelled during the wait. The meter counts
+    each retry in `retries` and each throttling as a path.
+    """
+    failures = 0
+    while True:
+        try:
+            return call()
+        except Exception as error:
+            if is_throttling(error):
+                meter.count(THROTTLED, 0)
+            failures += 1
+            if not is_transient(error) or failures >= max_attempts or wait(delay_s(failures)):
+                raise
+            meter.retries += 1
 
 
 INSTALL = "Type: pip install 'iobench[s3]'."
@@ -198,13 +199,13 @@ class S3Client:
         """
         if self.time_limit.passed:
             raise TransferError(errno.ETIMEDOUT, f"{doing}: the time limit has passed", str(where))
-        policy = RetryPolicy(max_attempts=attempts or self._options.max_attempts)
         try:
             client = self.boto3
-            return policy.run(
+            return retried(
                 lambda: _read(request, client),
                 meter,
                 lambda seconds: self.time_limit.wait(seconds, stop),
+                attempts or self._options.max_attempts,
             )
         except Exception as error:
             better = explain(error, doing, where)

@@ -8,7 +8,6 @@ import os
 import re
 import ssl
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from iobench.errors import (
@@ -108,14 +107,6 @@ _UNREACHED = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Trouble:
-    """Whether an error is transient, so that a retry may succeed, and whether it is throttling."""
-
-    transient: bool
-    throttled: bool = False
-
-
 class CorruptedError(OSError):
     """An answer that is not the store's, or a checksum that is not ours. Transient."""
 
@@ -150,18 +141,20 @@ def status_of(error: BaseException) -> int:
     return int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
 
 
-def judge(error: Exception) -> Trouble:
-    """Decide whether a retry may succeed: throttling, server errors, broken connections."""
+def is_throttling(error: BaseException) -> bool:
+    """Return whether the store asks the client to slow down."""
+    return code_of(error) in _THROTTLING or status_of(error) in (429, 503)
+
+
+def is_transient(error: BaseException) -> bool:
+    """Return whether a retry may succeed: throttling, server errors, broken connections."""
     if isinstance(error, IobenchError):
-        return Trouble(transient=False)
-    code, status = code_of(error), status_of(error)
-    if code in _THROTTLING or status in (429, 503):
-        return Trouble(transient=True, throttled=True)
-    if code in _TRANSIENT or (status >= 500 and status != 501):
-        return Trouble(transient=True)
+        return False
+    status = status_of(error)
+    if is_throttling(error) or code_of(error) in _TRANSIENT or (status >= 500 and status != 501):
+        return True
     broken = (ConnectionError, TimeoutError, CorruptedError, http.client.HTTPException)
-    reached_once = isinstance(error, broken) or _broken_tls(error)
-    return Trouble(transient=reached_once or _kind(error) in _UNREACHED)
+    return isinstance(error, broken) or _broken_tls(error) or _kind(error) in _UNREACHED
 
 
 def without_login(text: str) -> str:
@@ -246,7 +239,7 @@ def _answered(error: Exception, code: str, doing: str, where: object) -> Excepti
             f"{doing} {where} is refused without a reason (400).",
             "Expired credentials are the usual cause: get new ones.",
         )
-    number = errno.ENOENT if status == 404 else errno.EAGAIN if judge(error).throttled else 0
+    number = errno.ENOENT if status == 404 else errno.EAGAIN if is_throttling(error) else 0
     return _transfer_error(number or errno.EIO, f"{doing}: {said}", where)
 
 

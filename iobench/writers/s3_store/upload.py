@@ -17,7 +17,7 @@ from iobench.writers.s3_store.client import S3Client
 from iobench.writers.s3_store.errors import (
     CorruptedError,
     code_of,
-    judge,
+    is_transient,
     require_fields,
     status_of,
 )
@@ -175,7 +175,12 @@ class S3Upload:
         with meter.phase("commit"):
             try:
                 answer = self._call(
-                    lambda s3: self._complete(s3, request, sent), "completing the upload", meter
+                    lambda s3: require_fields(
+                        s3.complete_multipart_upload(**self._where, UploadId=self._id, **request),
+                        "ETag",
+                    ),
+                    "completing the upload",
+                    meter,
                 )
             except TransferError as error:
                 answer = self._completed_unanswered(error, sent, meter)
@@ -293,18 +298,6 @@ class S3Upload:
                 )
         return require_fields(answer, "ETag")
 
-    def _complete(self, s3: Any, request: dict[str, Any], sent: SentObject) -> Any:
-        try:
-            answer = s3.complete_multipart_upload(**self._where, UploadId=self._id, **request)
-            return require_fields(answer, "ETag")
-        except Exception as error:
-            # An earlier attempt may have completed the upload, and its answer was lost.
-            if code_of(error) == "NoSuchUpload":
-                found = self._head(s3)
-                if sent.is_in(found):
-                    return found
-            raise
-
     def _head(self, s3: Any) -> Any:
         """Return the answer to HeadObject, with the checksum if the store keeps one."""
         return require_fields(s3.head_object(**self._where, ChecksumMode="ENABLED"), "ETag")
@@ -347,9 +340,12 @@ class S3Upload:
             )
 
     def _completed_unanswered(self, error: TransferError, sent: SentObject, meter: Meter) -> Any:
-        """Return the stored object although every answer was lost. Raises `error` without proof."""
+        """Return the stored object although the answer was lost. Raises `error` without proof.
+
+        Either every answer was lost, or a later attempt found no such upload any more.
+        """
         cause = error.__cause__
-        if not isinstance(cause, Exception) or not judge(cause).transient:
+        if cause is None or not (is_transient(cause) or code_of(cause) == "NoSuchUpload"):
             raise error
         try:
             found = self._call(self._head, "looking for the object", meter)

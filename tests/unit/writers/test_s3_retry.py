@@ -17,12 +17,13 @@ from iobench.errors import (
 )
 from iobench.integrations.dcp_files import DcpFiles
 from iobench.writers.s3 import S3Writer
-from iobench.writers.s3_store.client import THROTTLED, RetryPolicy, S3Client, S3Options
+from iobench.writers.s3_store import client
+from iobench.writers.s3_store.client import THROTTLED, S3Client, S3Options, delay_s, retried
 from iobench.writers.s3_store.errors import (
     CorruptedError,
-    Trouble,
     explain,
-    judge,
+    is_throttling,
+    is_transient,
     without_login,
 )
 from iobench.writers.transfer import Meter
@@ -63,17 +64,18 @@ class _AnsweredError(Exception):
         }
 
 
-def test_delays_double_up_to_the_cap() -> None:
+def test_delays_double_up_to_the_cap(monkeypatch: pytest.MonkeyPatch) -> None:
     """Full jitter: the random number scales the whole delay."""
-    policy = RetryPolicy(max_attempts=9, base_s=0.5, cap_s=3, random=lambda: 1.0)
     clock, meter, busy = _Clock(), Meter(), _AnsweredError(503, "SlowDown")
-    assert policy.run(_failing(5, busy), meter, clock.wait) == "done"
-    assert clock.waits == [0.5, 1, 2, 3, 3]
-    assert meter.retries == 5
-    assert meter.paths[THROTTLED].operations == 5
-    half = RetryPolicy(max_attempts=9, base_s=0.5, random=lambda: 0.5)
-    assert half.delay_s(2) == 0.5
-    assert RetryPolicy(max_attempts=9, random=lambda: 0.0).delay_s(7) == 0
+    monkeypatch.setattr(client.random, "random", lambda: 1.0)
+    assert retried(_failing(10, busy), meter, clock.wait, 11) == "done"
+    assert clock.waits == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 20, 20]
+    assert meter.retries == 10
+    assert meter.paths[THROTTLED].operations == 10
+    monkeypatch.setattr(client.random, "random", lambda: 0.5)
+    assert delay_s(2) == 0.1
+    monkeypatch.setattr(client.random, "random", lambda: 0.0)
+    assert delay_s(7) == 0
 
 
 def test_attempts_are_bounded() -> None:
@@ -81,7 +83,7 @@ def test_attempts_are_bounded() -> None:
     error = ConnectionResetError("broken")
     clock, meter = _Clock(), Meter()
     with pytest.raises(ConnectionResetError) as caught:
-        RetryPolicy(max_attempts=4).run(_failing(9, error), meter, clock.wait)
+        retried(_failing(9, error), meter, clock.wait, 4)
     assert caught.value is error
     assert (len(clock.waits), meter.retries) == (3, 3)
 
@@ -90,7 +92,7 @@ def test_what_is_final_is_raised_at_once() -> None:
     """Without a wait and without a retry."""
     clock, meter = _Clock(), Meter()
     with pytest.raises(DataMismatchError):
-        RetryPolicy(max_attempts=4).run(_failing(1, DataMismatchError()), meter, clock.wait)
+        retried(_failing(1, DataMismatchError()), meter, clock.wait, 4)
     assert (clock.waits, meter.retries) == ([], 0)
 
 
@@ -98,7 +100,7 @@ def test_a_transfer_that_was_given_up_waits_no_longer() -> None:
     """The error before the wait is raised."""
     clock, meter = _Clock(stopped_after=1), Meter()
     with pytest.raises(ConnectionError):
-        RetryPolicy(max_attempts=9).run(_failing(9, ConnectionError()), meter, clock.wait)
+        retried(_failing(9, ConnectionError()), meter, clock.wait, 9)
     assert len(clock.waits) == 2
 
 
@@ -126,7 +128,7 @@ def test_a_transfer_that_was_given_up_waits_no_longer() -> None:
 )
 def test_what_is_transient(error: Exception, transient: bool, throttled: bool) -> None:
     """Throttling, server errors and broken connections; no other error."""
-    assert judge(error) == Trouble(transient=transient, throttled=throttled)
+    assert (is_transient(error), is_throttling(error)) == (transient, throttled)
 
 
 @pytest.mark.parametrize(
