@@ -149,7 +149,7 @@ def _tune(
         outcome = run_tuning(tuning, journal, progress, began_s=began_s)
     write(output, emit(outcome, tuning, journal.header))
     print(f'wrote     {output}: iobench.load_writer("{output}")', file=sys.stderr)
-    shown.show(tuning_document([journal.path], outcome))
+    shown.show(tuning_document(journal.path, outcome))
 
 
 def _announce(tuning: Tuning, *, quiet: bool) -> None:

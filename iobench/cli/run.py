@@ -204,7 +204,7 @@ def run(
         path = output or default_path(plan.workload.name)
         with shown.stopped(path):
             result = measure(plan, path, ranks, quiet=quiet)
-        shown.show(run_document([result]), path)
+        shown.show(run_document(result), path)
         raise_failures(result)
 
 

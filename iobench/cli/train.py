@@ -94,7 +94,7 @@ def train(
     path = output or default_path(f"train-{session.workload.name}")
     with shown.stopped(path):
         result = measure_training(session, path, quiet=quiet)
-    shown.show(train_document([result]), path)
+    shown.show(train_document(result), path)
     raise_differences(result)
 
 

@@ -1,25 +1,21 @@
-"""The document of one or several records of `iobench run`."""
+"""The document of a record of `iobench run`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from iobench.report.answer import answer
-from iobench.report.compare import changed_options
-from iobench.report.document import Details, Document, Line, Section, Values
-from iobench.report.facts import environment_line, environment_section, repeat_section, unlike
-from iobench.report.grid import MISSING, Column, Grid, words
+from iobench.report.document import Details, Document, Section, Values
+from iobench.report.facts import environment_line, environment_section, repeat_section
 from iobench.report.rows import Measured, moment
 from iobench.report.summary import Report, summarise
 from iobench.report.winners import Summary
 from iobench.report.wording import footnotes, grid, heading, latency_grid, phases_grid, urgent_notes
 from iobench.results import ResultFile, to_plain
 from iobench.results.setting import AXES_IF_SET, AXIS_NAMES
-from iobench.text import printable
-from iobench.units import in_gib
 
 _NOTHING = "nothing was measured"
 _VERDICTS = (
@@ -28,11 +24,8 @@ _VERDICTS = (
 )
 
 
-def run_document(results: Sequence[ResultFile]) -> Document:
-    """Return the document of one record, or of several next to each other."""
-    if len(results) > 1:
-        return _side_by_side([Measured.of(one) for one in results])
-    (result,) = results
+def run_document(result: ResultFile) -> Document:
+    """Return the document of one record."""
     return report_document(summarise(result), result)
 
 
@@ -130,87 +123,3 @@ def _row(report: Report, summary: Summary) -> dict[str, Any]:
             "over_time.after_bytes_per_s": change and change.after_bytes_per_s,
         }
     return row | {f"decision.{name}": count for name, count in summary.decisions.items()}
-
-
-# Several records next to each other: machines, dates or targets.
-
-
-def _side_by_side(measured: Sequence[Measured]) -> Document:
-    names = [f"{_letter(n)}: {printable(one.result.path.stem)}" for n, one in enumerate(measured)]
-    each = [report_document(one.report, one.result) for one in measured]
-    note = (
-        "these runs were not interleaved: a difference between them may be the time of day; "
-        "iobench compare judges it"
-    )
-    return Document(
-        kind="iobench run",
-        title=f"{len(measured)} runs side by side",
-        about=tuple(f"{name}: {one.title}" for name, one in zip(names, each, strict=True)),
-        answer=(
-            *(Line(name, tuple(_answers(one))) for name, one in zip(names, each, strict=True)),
-            Line("Note", (note,), caveat=True),
-        ),
-        tables=(*_medians(measured), *_differences(measured)),
-        draw=lambda: [
-            Section(heading=name, sections=one.sections)
-            for name, one in zip(names, each, strict=True)
-        ],
-        records=tuple(one.result.path for one in measured),
-    )
-
-
-def _other_options(first: Measured, other: Measured) -> list[str]:
-    """Return the options that differ of writers with one label, whose figures share a row."""
-    theirs = {row.summary.label: row.summary.options for row in first.rows}
-    found = {
-        f"{row.summary.label} {text}": None
-        for row in other.rows
-        if row.summary.label in theirs
-        for text in changed_options(theirs[row.summary.label], row.summary.options)
-    }
-    return list(found)
-
-
-def _letter(position: int) -> str:
-    """Return the name of a record in a page of several: A to Z, then numbers."""
-    return chr(ord("A") + position) if position < 26 else str(position + 1)
-
-
-def _answers(one: Document) -> Iterator[str]:
-    found = [line for line in one.answer if line.subject in ("Save", "Restore")]
-    for line in found:
-        yield f"{line.subject}: {line.texts[0]}"
-    if not found:
-        yield "nothing was measured, or nothing that can be ranked in one line"
-
-
-def _medians(measured: Sequence[Measured]) -> Iterator[Grid]:
-    """Yield the table of all medians: a row per operation and writer, a column per record."""
-    found: dict[tuple[str, str], dict[int, str]] = {}
-    for position, one in enumerate(measured):
-        for row in one.rows:
-            text = in_gib(row.summary.median_bytes_per_s) if row.counts else row.summary.verdict
-            who = row.summary.operation, row.summary.label
-            found.setdefault(who, {})[position] = text
-    if found:
-        letters = (Column[Any](f"{_letter(at)}, GiB/s") for at in range(len(measured)))
-        yield Grid(
-            columns=(*words("operation", "writer"), *letters),
-            rows=[
-                [*who, *(cells.get(position, MISSING) for position in range(len(measured)))]
-                for who, cells in sorted(found.items(), key=lambda one: one[0][0] != "save")
-            ],
-        )
-
-
-def _differences(measured: Sequence[Measured]) -> Iterator[Grid]:
-    """Yield what differs from the first record and decides the figures."""
-    first, *others = measured
-    rows = [
-        [_letter(position), text.replace(" before, ", " in A, ").removesuffix(" now")]
-        for position, one in enumerate(others, 1)
-        for text in (*unlike(first.result.run, one.result.run), *_other_options(first, one))
-    ]
-    if rows:
-        columns = words("record", "differs from A, the first record", sentence=True)
-        yield Grid(columns=columns, rows=rows)

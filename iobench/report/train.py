@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from iobench.errors import ResultFileError, UsageError
+from iobench.errors import ResultFileError
 from iobench.report.document import Chart, Document, Dot, Line, Section, Spread
 from iobench.report.facts import environment_line, environment_section, repeat_section
 from iobench.report.grid import MISSING, Column, Grid
@@ -31,11 +31,8 @@ SCHEMA = "iobench.train/2"
 _Arms = Sequence[tuple[TrainingCost, Sequence[TrainBlock]]]
 
 
-def train_document(results: Sequence[ResultFile]) -> Document:
-    """Return the document of one record. Raises UsageError for several."""
-    if len(results) > 1:
-        raise UsageError("one report shows one record of iobench train; give them one by one")
-    (result,) = results
+def train_document(result: ResultFile) -> Document:
+    """Return the document of one record."""
     costs, run = training_costs(result), result.run
     stopped = [Line("Stopped", (result.incomplete,), caveat=True)] if result.incomplete else []
     arms = list(zip(costs, blocks_by_arm(result), strict=True))

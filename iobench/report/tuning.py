@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from iobench.errors import IobenchError, ResultFileError, UsageError
+from iobench.errors import IobenchError, ResultFileError
 from iobench.report.document import Details, Document, Line, Section
 from iobench.report.facts import environment_line, facts_section
 from iobench.report.grid import MISSING, Column, Grid
@@ -27,15 +27,12 @@ from iobench.units import count_of, format_seconds, format_size
 SCHEMA = "iobench.tuning/1"
 
 
-def tuning_document(paths: Sequence[Path], outcome: Outcome | None = None) -> Document:
-    """Return the document of the journal at `paths`: its result, or the race so far.
+def tuning_document(path: Path, outcome: Outcome | None = None) -> Document:
+    """Return the document of the journal at `path`: its result, or the race so far.
 
     `outcome` is that of the tuner, which knows more than a journal, such as writers left out.
-    Raises UsageError for several journals, ResultFileError for a file that is not one.
+    Raises ResultFileError for a file that is not a journal.
     """
-    if len(paths) > 1:
-        raise UsageError("one report shows one journal of iobench autotune; give them one by one")
-    (path,) = paths
     header, trials = read_journal(path)
     with _journal_errors(path):
         found = replay(header, trials)

@@ -241,8 +241,8 @@ def test_the_report_of_autotune_fits(monkeypatch) -> None:
     uncut = Output(terminal=False)
     make = tuning.tuning_document
 
-    def twice(paths: Any, outcome: Any) -> Any:
-        document = make(paths, outcome)
+    def twice(path: Any, outcome: Any) -> Any:
+        document = make(path, outcome)
         render(document, "table", uncut)
         return document
 

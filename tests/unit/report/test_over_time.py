@@ -112,7 +112,7 @@ def test_a_run_that_was_interrupted_has_no_planned_number(burst: ResultFile) -> 
 
 def test_the_chart_has_the_rates_before_and_after(burst: ResultFile) -> None:
     """Three lines: the first rate, the step, the last rate."""
-    charts = run_document([burst]).charts
+    charts = run_document(burst).charts
     chart = charts["in-order-save"]
     (lines,) = (one for one in chart.spec["layer"] if one["mark"]["type"] == "line")
     points = chart.spec["datasets"][lines["data"]["name"]]

@@ -84,7 +84,7 @@ def test_few_pairs_leave_an_overhead_undecided(pairs: int, said: str) -> None:
     plan = {"every": 2, "steps": 4, "simulated_s": 0.0, "memcpy_bytes_per_s": 1e9}
     record, table = _file(*blocks), io.StringIO()
     planned = replace(record, run=replace(record.run, plan=plan))
-    render(train_document([planned]), "table", table)
+    render(train_document(planned), "table", table)
     assert said in table.getvalue()
     assert ("95% interval", "94% interval")[pairs >= 5] in table.getvalue()
     assert f"{pairs} block{'s' * (pairs > 1)} of each; " in table.getvalue()
@@ -100,7 +100,7 @@ def test_a_budget() -> None:
     plan = {"every": 2, "steps": 4, "simulated_s": 0.0, "memcpy_bytes_per_s": 1e9}
     record, table = _file(_NONE, half), io.StringIO()
     render(
-        train_document([replace(record, run=replace(record.run, plan=plan))]),
+        train_document(replace(record, run=replace(record.run, plan=plan))),
         "table",
         table,
     )

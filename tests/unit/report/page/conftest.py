@@ -33,4 +33,4 @@ def measured(recorded: ResultFile) -> Measured:
 
 @pytest.fixture(scope="session")
 def page(recorded: ResultFile) -> Document:
-    return run_document([recorded])
+    return run_document(recorded)

@@ -13,6 +13,7 @@ import pytest
 from iobench.environment import Storage
 from iobench.report.charts.run import in_order_chart, over_time_chart, rates_chart
 from iobench.report.document import Chart, Document
+from iobench.report.kinds import document_of
 from iobench.report.page.html import html
 from iobench.report.rows import Group, Measured
 from iobench.report.run import run_document
@@ -143,7 +144,7 @@ def test_bytes_over_time_are_all_of_them(measured: Measured) -> None:
 def test_old_records_have_no_series(old: ResultFile) -> None:
     """Then there is no such chart, and the page has all others."""
     assert over_time_chart(_group(Measured.of(old), "save")) is None
-    assert [*run_document([old]).charts] == _names("over-time")
+    assert [*run_document(old).charts] == _names("over-time")
 
 
 def test_the_order_of_one_sample_each_is_no_chart(recorded: ResultFile) -> None:
@@ -159,11 +160,11 @@ def test_the_order_of_one_sample_each_is_no_chart(recorded: ResultFile) -> None:
 def test_a_run_that_measured_nothing(recorded: ResultFile) -> None:
     """Or one sample, which has no interval: the page has what there is."""
     end = replace(recorded, samples=(), ceiling=(), end=None)
-    page = run_document([end])
+    page = run_document(end)
     assert not page.charts
     assert page.notes[0] == "nothing was measured"
     assert html(page)
-    one = run_document([replace(end, samples=recorded.samples[:1])])
+    one = run_document(replace(end, samples=recorded.samples[:1]))
     chart = one.charts[f"rate-{recorded.samples[0].operation}"]
     assert not list(_layers(chart, "bar"))
     assert [len(dots) for dots in _layers(chart, "point")] == [1]
@@ -189,7 +190,7 @@ def test_several_targets_have_charts_of_their_own(recorded: ResultFile) -> None:
             *(replace(at(one, "/a-"), elapsed_s=2 * one.elapsed_s) for one in recorded.samples),
         ),
     )
-    page = run_document([result])
+    page = run_document(result)
     ends = [
         page.charts[name].spec["layer"][0]["encoding"]["x"]["scale"]["domain"][1]
         for name in ("rate-save-on-a", "rate-save-on-a-2")
@@ -202,31 +203,23 @@ def test_several_targets_have_charts_of_their_own(recorded: ResultFile) -> None:
     assert not any("target=" in label for label in labels)
 
 
-def test_records_side_by_side(recorded: ResultFile, example: ResultFile) -> None:
-    """A column of medians per record, and what differs between them."""
-    page = run_document([recorded, example])
-    medians, differences = page.tables
-    assert {row[0] for row in differences.rows} == {"B"}
-    assert [one.name for one in medians.columns[2:]] == ["A, GiB/s", "B, GiB/s"]
-    rates = [
-        {(row.summary.operation, row.summary.label): f"{row.median:.2f}" for row in one.rows}
-        for one in (Measured.of(recorded), Measured.of(example))
-    ]
-    shown = {(row[0], row[1]): row[2:] for row in medians.rows}
-    assert shown.keys() == rates[0].keys() | rates[1].keys()
-    for who, cells in shown.items():
-        assert cells == [one.get(who, "-") for one in rates]
-    assert [line.subject[0] for line in page.answer if not line.caveat] == ["A", "B"]
+def test_several_records(recorded: ResultFile, example: ResultFile) -> None:
+    """The answer of each, then the sections of each; all records are attached."""
+    each = [document_of([one.path]) for one in (recorded, example)]
+    page = document_of([recorded.path, example.path])
+    names = ["1: reference-llama7b", "2: example"]
+    assert [line.subject for line in page.answer if not line.caveat] == names
+    for name, one, line in zip(names, each, page.answer, strict=False):
+        assert f"{name}: {one.title}" in page.about
+        assert f"{one.answer[0].subject}: {one.answer[0].texts[0]}" in line.texts
     assert page.records == (recorded.path, example.path)
-    (first, *_) = recorded.samples
-    other = replace(first.setting, options={**first.options, "threads": 7})
-    samples = [
-        replace(one, setting=other) if one.setting.options == first.options else one
-        for one in recorded.samples
+    assert [section.heading for section in page.sections] == names
+    tables = [
+        grid.rows
+        for section in page.sections
+        for part in section.sections
+        for grid in part.grids
+        if part.heading == "Figures"
     ]
-    (*_, changed) = run_document([recorded, replace(recorded, samples=tuple(samples))]).tables
-    assert [one[0] for one in changed.rows] == ["B"]
-    assert changed.rows[0][1].startswith(f"{first.writer} threads: ")
-    headings = [section.heading for section in page.sections]
-    assert headings == ["Figures", "A: reference-llama7b", "B: example"]
+    assert tables == [grid.rows for one in each for grid in one.tables]
     assert "rate-save-2" in page.charts

@@ -63,7 +63,7 @@ def text(page: Document) -> str:
 
 @pytest.fixture(scope="module")
 def harmless(example: ResultFile) -> _Elements:
-    return _Elements(html(run_document([example])))
+    return _Elements(html(run_document(example)))
 
 
 def test_the_answer_is_first_and_as_the_terminal_has_it(page: Document, text: str) -> None:
@@ -99,7 +99,7 @@ def test_the_record_is_in_the_page(
     (packed,) = re.findall(r'<script type="application/octet-stream"[^>]*>([^<]*)<', text)
     assert gzip.decompress(base64.b64decode(packed)) == recorded.path.read_bytes()
     monkeypatch.setattr("gzip.time.time", lambda: 0.0)
-    assert html(run_document([recorded])) == text  # the same record, the same file
+    assert html(run_document(recorded)) == text  # the same record, the same file
 
 
 @pytest.mark.parametrize("hostile", HOSTILE, ids=range(len(HOSTILE)))
@@ -132,10 +132,10 @@ def test_damaged_plans(example: ResultFile) -> None:
     for baseline in ("odirect", {}, {"name": "odirect"}, {"target": "/a"}, {"label": None}):
         run = replace(example.run, plan={**example.run.plan, "baseline": baseline})
         with pytest.raises(ResultFileError, match=r"line 1: plan\.baseline must have"):
-            run_document([replace(example, run=run)])
+            run_document(replace(example, run=run))
     for odd in (7, "x", [7], {"x": [7]}):
         run = replace(example.run, plan={"target": odd, "seed": odd})
-        assert html(run_document([replace(example, run=run)]))
+        assert html(run_document(replace(example, run=run)))
 
 
 def test_parts_of_a_page_are_escaped(tmp_path: Path) -> None:
@@ -186,7 +186,7 @@ def test_a_large_run_is_small_enough(recorded: ResultFile) -> None:
         for operation in ("save", "restore")
         for one in saves[:1]
     )
-    page = run_document([replace(recorded, samples=samples)])
+    page = run_document(replace(recorded, samples=samples))
     assert len(html(page)) < _MOST_BYTES - 2**19  # the record itself takes less than 512 KiB
 
 

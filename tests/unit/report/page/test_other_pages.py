@@ -146,7 +146,7 @@ def test_ranks() -> None:
         clock_error_s=(0.0,) * 4,
     )
     page = run_document(
-        [replace(result, run=replace(result.run, world=world), samples=tuple(samples))]
+        replace(result, run=replace(result.run, world=world), samples=tuple(samples))
     )
     grids = [grid for section in page.sections for grid in section.grids]
     figures = next(grid for grid in grids if "last\ndone (s)" in {one.name for one in grid.columns})
@@ -179,14 +179,20 @@ def test_the_page_of_the_verbs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_training_that_was_killed_says_so() -> None:
     result = replace(reference("train-busy-gpt5b-nemo"), end=None)
-    (line,) = [one for one in train_document([result]).answer if one.caveat]
+    (line,) = [one for one in train_document(result).answer if one.caveat]
     assert "the run was killed or is still running" in line.texts[0]
 
 
-def test_several_records_of_training_are_refused() -> None:
-    path = reference("train-busy-gpt5b-nemo").path
-    with pytest.raises(UsageError, match="one by one"):
-        document_of([path, path])
+def test_records_of_several_kinds_make_one_page() -> None:
+    paths = [reference(name).path for name in ("train-busy-gpt5b-nemo", "llama7b")]
+    page = document_of([*paths, _RESULTS / "reference-autotune-llama7b.jsonl"])
+    assert [line.texts[0].split(":")[0] for line in page.answer if not line.caveat] == [
+        "Overhead",
+        "Save",
+        "Chosen",
+    ]
+    assert {"stall", "rate-save"} <= page.charts.keys()
+    check(page)
 
 
 def test_only_a_run_has_a_seed_to_repeat_it() -> None:

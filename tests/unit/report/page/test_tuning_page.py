@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from support.journals import write_journal
 
-from iobench.errors import IobenchError, ResultFileError, UnknownNameError, UsageError
+from iobench.errors import IobenchError, ResultFileError, UnknownNameError
 from iobench.report.kinds import document_of
 from iobench.report.page.html import html
 from iobench.tune.journal import read_journal
@@ -53,13 +53,6 @@ def test_an_unfinished_tuning_says_so() -> None:
     assert "--resume" in line.texts[0]
     assert [grid.title for grid in page.tables] == ["race"]
     assert not page.charts
-
-
-def test_journals_are_shown_one_by_one() -> None:
-    with pytest.raises(UsageError, match="one by one"):
-        document_of([_GRID, _GRID])
-    with pytest.raises(UsageError, match="one page for each kind"):
-        document_of([_GRID, _GRID.parents[1] / "reference-llama7b.jsonl"])
 
 
 def changed(path: Path, **asked: Any) -> Path:
