@@ -33,11 +33,11 @@ def list_uploads(place: str, older_than: str = "0s") -> None:
         --older-than TIME: Only uploads that began this long ago or earlier: 90s, 2h, 1d.
     """
     _, found = _uploads(place, older_than)
-    from iobench.report.grid import console_for, print_wrapped
+    from iobench.report.grid import Screen
 
     for upload in found:
-        line = f"{upload.initiated.isoformat(timespec='seconds')}  {printable(str(upload.target))}"
-        print_wrapped(console_for(sys.stdout), line, indent="  ")
+        line = f"{upload.initiated.isoformat(timespec='seconds')}  {upload.target}"
+        print(*Screen.of(sys.stdout).paragraph(line, indent="  "), sep="\n")
     print(f"{len(found)} unfinished uploads below {place}", file=sys.stderr)
 
 

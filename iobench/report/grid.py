@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 import textwrap
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TextIO, TypeVar
 
 from rich.cells import cell_len
-from rich.console import Console
-from rich.control import strip_control_codes
-from rich.segment import Segment, Segments
-from rich.text import Text
+
+from iobench.text import printable
 
 MISSING = "-"
 """What a cell has without a value."""
+_CODES = {"bold": 1, "dim": 2, "red": 31, "green": 32, "yellow": 33, "cyan": 36}
+"""Words of a style such as `bold red`, with their codes for a terminal."""
 _Row = TypeVar("_Row")
 _NO_TERMINAL_WIDTH = 1000  # breaks no line: programs that read the text break lines themselves
 _GAP = 2  # between columns
@@ -75,36 +77,80 @@ class Grid:
         return cls(title=title, columns=tuple(shown), rows=found, styles=styles)
 
 
-def console_for(stream: TextIO) -> Console:
-    """Return a console that prints plain text to `stream`, as wide as its terminal."""
-    width = None if stream.isatty() else _NO_TERMINAL_WIDTH
-    return Console(file=stream, width=width, highlight=False, markup=False, emoji=False)
+@dataclass(frozen=True, kw_only=True)
+class Screen:
+    """How wide lines may be, and whether they have colours."""
 
+    width: int = _NO_TERMINAL_WIDTH
+    colours: bool = False
 
-def write_captured(text: str, stream: TextIO) -> None:
-    """Write the captured `text` of a console without spaces at the ends of lines."""
-    stream.writelines(f"{line.rstrip()}\n" for line in text.splitlines())
+    @classmethod
+    def of(cls, stream: TextIO) -> Screen:
+        """Return that of `stream`. In a pipe no line is broken, and none has colours."""
+        if not stream.isatty():
+            return cls()
+        plain = bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") in ("dumb", "unknown")
+        return cls(width=shutil.get_terminal_size().columns, colours=not plain)
 
+    def styled(self, text: str, style: str) -> str:
+        """Return `text` in a style such as `bold red`; as it is without one."""
+        codes = ";".join(str(_CODES[word]) for word in style.split())
+        return f"\x1b[{codes}m{text}\x1b[0m" if codes and self.colours else text
 
-def print_wrapped(
-    console: Console,
-    text: str,
-    *,
-    indent: str = "",
-    style: str = "",
-    label: str = "",
-    whole: bool = False,
-) -> None:
-    """Print `text` wrapped between words, never within one; indent the lines after the first.
+    def paragraph(
+        self, text: str, *, indent: str = "", style: str = "", label: str = "", whole: bool = False
+    ) -> Iterator[str]:
+        """Yield `text` in lines, wrapped between words, never within one; indent all but the first.
 
-    `label` is the start of the text and is shown in a colour. `whole` text is a command: lines end
-    with a backslash, and can be pasted.
-    """
-    make = _continued if whole else wrapped
-    lines = make(text, console.width, indent)
-    shown = Text(lines, style=style)
-    shown.stylize("bold cyan", 0, len(label))
-    console.print(shown, soft_wrap=True)
+        `label` is the start of the text and is shown in a colour. `whole` text is a command: lines
+        end with a backslash, and can be pasted.
+        """
+        wrap = _continued if whole else wrapped
+        first, *more = wrap(printable(text), self.width, indent).split("\n")
+        start, rest = first[: len(label)], first[len(label) :]
+        yield self.styled(start, "bold cyan" if label else "") + self.styled(rest, style)
+        yield from (self.styled(line, style) for line in more)
+
+    def table(self, grid: Grid) -> Iterator[str]:
+        """Yield the table with the columns that fit, then the names of the columns left out.
+
+        If the columns that must stay do not fit, the first column gets lines of its own. A line is
+        wider than the terminal only if a single word, or a figure, leaves no other way.
+        """
+        columns, above, lead = list(grid.columns), False, 0
+        sizes = [_Sizes(one, [row[at] for row in grid.rows]) for at, one in enumerate(columns)]
+        widths = _widths(sizes, self.width)
+        if len(widths) > 1 and _total(widths.values()) > self.width:
+            above, lead = True, _GAP
+            widths = {at + 1: w for at, w in _widths(sizes[1:], self.width - _GAP).items()}
+        left_out = [
+            " ".join(one.name.split()) for at, one in enumerate(columns) if at not in widths
+        ]
+        whole = {at: one.whole for at, one in enumerate(sizes) if at in widths}
+        narrow = len(widths) + above < len(columns) or _total(whole.values()) > self.width - lead
+        if above:
+            yield from self.paragraph(left_out.pop(0), style="bold")
+        names = [one.name if narrow else one.name.replace("\n", " ") for one in columns]
+        widths = widths if narrow else whole
+        header = [name.split("\n") for name in names]
+        for name, _ in _lines(grid, widths, header, lead, header=True):
+            yield self.styled(name, "bold")
+        yield "─" * (lead + _total(widths.values()))
+        for number, cells in enumerate(grid.rows):
+            parts = [
+                wrapped(cell, widths[position]).split("\n")
+                if position in widths and _cell_width(cell) > widths[position]
+                else [cell]
+                for position, cell in enumerate(map(printable, cells))
+            ]
+            if above:
+                yield from self.paragraph(cells[0])
+            style = grid.styles[number] if grid.styles else ""
+            for line, last in _lines(grid, widths, parts, lead):
+                yield line[:last] + self.styled(line[last:], style)
+        if left_out:
+            shown = ", ".join(dict.fromkeys(left_out))
+            yield from self.paragraph(f"a wider terminal also shows: {shown}", style="dim")
 
 
 def wrapped(text: str, width: int, indent: str = "") -> str:
@@ -137,62 +183,6 @@ def _continued(command: str, width: int, indent: str) -> str:
         else:
             lines[-1] += f" --{option}"
     return "\n".join(lines)
-
-
-def print_grid(console: Console, grid: Grid) -> None:
-    """Print the table with the columns that fit, then the names of the columns left out.
-
-    If the columns that must stay do not fit, the first column gets lines of its own. A line is
-    wider than the terminal only if a single word, or a figure, leaves no other way.
-    """
-    columns, above, lead = list(grid.columns), False, 0
-    sizes = [_Sizes(one, [row[at] for row in grid.rows]) for at, one in enumerate(columns)]
-    widths = _widths(sizes, console.width)
-    if len(widths) > 1 and _total(widths.values()) > console.width:
-        above, lead = True, _GAP
-        widths = {at + 1: w for at, w in _widths(sizes[1:], console.width - _GAP).items()}
-    left_out = [" ".join(one.name.split()) for at, one in enumerate(columns) if at not in widths]
-    whole = {at: one.whole for at, one in enumerate(sizes) if at in widths}
-    narrow = len(widths) + above < len(columns) or _total(whole.values()) > console.width - lead
-    if above:
-        print_wrapped(console, left_out.pop(0), style="bold")
-    names = [one.name if narrow else one.name.replace("\n", " ") for one in columns]
-    widths = widths if narrow else whole
-    header = [name.split("\n") for name in names]
-    for name, _ in _lines(grid, widths, header, lead, header=True):
-        console.print(Text(name, style="bold"), soft_wrap=True)
-    plain = ["─" * (lead + _total(widths.values()))]
-    for number, cells in enumerate(grid.rows):
-        parts = [
-            wrapped(cell, widths[position]).split("\n")
-            if position in widths and _cell_width(cell) > widths[position]
-            else [cell]
-            for position, cell in enumerate(cells)
-        ]
-        if above:
-            plain += wrapped(cells[0], console.width).split("\n")
-        style = grid.styles[number] if grid.styles else ""
-        lines = _lines(grid, widths, parts, lead)
-        if not style:
-            plain += [line for line, _ in lines]
-            continue
-        _print_plain(console, plain)
-        plain = []
-        for line, last in lines:
-            styled = Text(line)
-            styled.stylize(style, last)
-            console.print(styled, soft_wrap=True)
-    _print_plain(console, plain)
-    if left_out:
-        shown = ", ".join(dict.fromkeys(left_out))
-        print_wrapped(console, f"a wider terminal also shows: {shown}", style="dim")
-
-
-def _print_plain(console: Console, lines: Sequence[str]) -> None:
-    """Print `lines` as they are. Rich takes 0.1 ms for each line of a Text."""
-    if lines:
-        text = strip_control_codes("\n".join(lines))
-        console.print(Segments([Segment(f"{text}\n")]), soft_wrap=True)
 
 
 def _lines(

@@ -10,10 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal, TextIO
 from iobench.units import count_of
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from iobench.report.document import Document, Line
-    from iobench.report.grid import Grid
+    from iobench.report.grid import Grid, Screen
 
 
 ReportFormat = Literal["table", "json", "csv", "md", "html"]
@@ -57,42 +55,44 @@ def _write_csv(document: Document, stream: TextIO) -> None:
 
 def _write_text(document: Document, stream: TextIO, *, details: bool) -> None:
     """Write the answer, the tables and the notes; text for a pipe is plain and uncut."""
-    from iobench.report.grid import console_for, print_grid, print_wrapped, write_captured
+    from iobench.report.grid import Screen
 
-    console, more = console_for(stream), document.details
-    tables = (*document.tables, *(more.tables if details else ()))
-    with console.capture() as captured:
-        _print_answer(document.answer, console)
-        print_wrapped(console, document.title, style="bold")
-        for line in document.about if details or not more else ():
-            print_wrapped(console, line)
-        for grid in tables:
-            console.print()
-            if grid.title:
-                print_wrapped(console, grid.title, style="bold")
-            print_grid(console, grid)
-        console.print()
-        for note in (*document.notes, *(more.notes if details else ())):
-            print_wrapped(console, note, indent="  ")
-        if more and not details:
-            names = ["machine", *(grid.title for grid in more.tables)]
-            names += [count_of(len(more.notes), "note")] if more.notes else []
-            hidden = f"-v adds {', '.join(names[:-1])} and {names[-1]}"
-            print_wrapped(console, hidden, style="dim")
-    write_captured(captured.get().rstrip("\n"), stream)
+    lines = list(_text(document, Screen.of(stream), details=details))
+    while lines and not lines[-1]:
+        lines.pop()
+    stream.writelines(f"{line.rstrip()}\n" for line in lines)
 
 
-def _print_answer(lines: Sequence[Line], console: Console) -> None:
-    from iobench.report.grid import print_wrapped
+def _text(document: Document, screen: Screen, *, details: bool) -> Iterator[str]:
+    more = document.details
+    yield from _answer(document.answer, screen)
+    yield from screen.paragraph(document.title, style="bold")
+    for line in document.about if details or not more else ():
+        yield from screen.paragraph(line)
+    for grid in (*document.tables, *(more.tables if details else ())):
+        yield ""
+        if grid.title:
+            yield from screen.paragraph(grid.title, style="bold")
+        yield from screen.table(grid)
+    yield ""
+    for note in (*document.notes, *(more.notes if details else ())):
+        yield from screen.paragraph(note, indent="  ")
+    if more and not details:
+        names = ["machine", *(grid.title for grid in more.tables)]
+        names += [count_of(len(more.notes), "note")] if more.notes else []
+        hidden = f"-v adds {', '.join(names[:-1])} and {names[-1]}"
+        yield from screen.paragraph(hidden, style="dim")
 
+
+def _answer(lines: Sequence[Line], screen: Screen) -> Iterator[str]:
     width = max((len(one.subject) for one in lines), default=0) + 2
     for one in lines:
         for number, text in enumerate(one.texts):
             first = f"{one.subject}:" if number == 0 else ""
             line = f"{first:<{width}}{text}"
-            print_wrapped(console, line, indent=" " * width, label=first, whole=one.commands)
+            yield from screen.paragraph(line, indent=" " * width, label=first, whole=one.commands)
     if lines:
-        console.print()
+        yield ""
 
 
 def _markdown(document: Document) -> Iterator[str]:

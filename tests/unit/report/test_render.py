@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from rich.console import Console
 from support.terminal import Terminal, without_styles
 
 from iobench.environment import Machine, Storage
-from iobench.report.grid import Column, Grid, print_grid, print_wrapped
+from iobench.report.grid import Column, Grid, Screen
 from iobench.report.render import render
 from iobench.report.run import report_document
 from iobench.report.summary import Report, summarise
@@ -134,9 +133,7 @@ def test_a_table_wraps_sentences_first_and_never_a_word() -> None:
     )
 
     def lines(width: int) -> list[str]:
-        stream = io.StringIO()
-        print_grid(Console(file=stream, width=width), grid)
-        return stream.getvalue().splitlines()
+        return [*Screen(width=width).table(grid)]
 
     assert lines(100) == [
         "name         size  rate (GB/s)  why",
@@ -168,12 +165,9 @@ def test_a_table_wraps_sentences_first_and_never_a_word() -> None:
 
 
 def test_a_long_command_is_continued_with_a_backslash() -> None:
-    stream = io.StringIO()
     command = "Next:  iobench plan --results a-long-name.jsonl --nodes 1"
-    print_wrapped(Console(file=stream, width=50), command, indent=" " * 7, whole=True)
-    assert stream.getvalue() == (
-        "Next:  iobench plan --results a-long-name.jsonl \\\n         --nodes 1\n"
-    )
+    lines = Screen(width=50).paragraph(command, indent=" " * 7, whole=True)
+    assert [*lines] == ["Next:  iobench plan --results a-long-name.jsonl \\", "         --nodes 1"]
 
 
 def test_columns_that_say_the_same_in_every_row_are_left_out(example: ResultFile) -> None:
