@@ -13,6 +13,9 @@ dlio = $(VENV)-dlio/.iobench-dlio
 # The tests import the same modules in many processes, so that caching what was compiled pays.
 test test-all quick test-dlio: export PYTHONDONTWRITEBYTECODE =
 
+# A test that ends its worker would end one worker after the other: xdist runs it again in the next.
+parallel = -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
+
 .DEFAULT_GOAL := help
 .PHONY: help run test test-all quick test-dlio test-peers check fmt docs setup clean
 
@@ -23,10 +26,10 @@ run: $(runtime) ## set up, then measure llama7b on this machine with three write
 	$(bin)/iobench run --workload llama7b $(ARGS)
 
 test: $(development) ## set up, then run the tests, three at a time (ARGS="-n 0": one)
-	$(bin)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not exhaustive" $(ARGS)
+	$(bin)/python -m pytest $(parallel) -m "not exhaustive" $(ARGS)
 
 test-all: $(development) ## the same with more cases: random kills, schedules, file systems
-	$(bin)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
+	$(bin)/python -m pytest $(parallel) $(ARGS)
 
 quick: $(development) ## the unit tests that take milliseconds: under a minute in all
 	$(bin)/python -m pytest -n 2 --dist worksteal -m "not slow" tests/unit $(ARGS)

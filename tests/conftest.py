@@ -30,7 +30,6 @@ from hypothesis import settings
 from support.filesystems import Filesystems
 from support.preloaded import run_preloaded
 from support.pyuring_wheels import WHEELS_OF_PYURING
-from support.whole_run import WholeRun
 
 from iobench.cli.main import run as run_command
 from iobench.environment.mounts import mount_of
@@ -69,18 +68,12 @@ MakeFilesystem = Callable[..., Path]
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
-_SILENCE_S = 600  # pyproject.toml ends each test after 300 s
-
-
 def pytest_configure(config: pytest.Config) -> None:
-    """Watch the run. Let commands be interrupted also where the tests run in the background, or
-    under nohup: a shell starts those with SIGINT or SIGHUP ignored, and every child inherits that.
-    """
+    """Let commands be interrupted also where the tests run in the background, or under nohup: a
+    shell starts those with SIGINT or SIGHUP ignored, and every child inherits that."""
     if not WHEELS_OF_PYURING:
         expected = "ignore:uring is not available here:RuntimeWarning"
         config.addinivalue_line("filterwarnings", expected)
-    if not hasattr(config, "workerinput"):  # the process that has no tests, or that has them all
-        config.pluginmanager.register(WholeRun(config, _SILENCE_S))
     for number, handler in (
         (signal.SIGINT, signal.default_int_handler),
         (signal.SIGHUP, signal.SIG_DFL),
