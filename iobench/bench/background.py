@@ -14,9 +14,8 @@ from functools import partial
 from iobench.bench.contenders.base import Contender, WriterContender
 from iobench.bench.contenders.peer import PeerContender
 from iobench.bench.plan import Plan
-from iobench.bench.processes.job import CheckpointRef, Job, manifest, stored_files
+from iobench.bench.processes.job import CheckpointRef, Job, Looped, manifest, stored_files
 from iobench.bench.ranks.group import RankGroup
-from iobench.bench.ranks.rank_job import Looped
 from iobench.bench.ranks.setup import reader_setup
 from iobench.bench.ranks.start import LocalRanks
 from iobench.bench.targets.base import OpenTarget

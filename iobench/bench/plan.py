@@ -13,7 +13,6 @@ from iobench.bench.data.subset import ranks_of
 from iobench.bench.fio import JOBS
 from iobench.bench.judging.repeat import Repeat
 from iobench.bench.judging.rules import Rules
-from iobench.bench.processes.job import Job
 from iobench.bench.targets.base import Target
 from iobench.environment.memory import available_bytes
 from iobench.environment.software import fio_version
@@ -216,15 +215,6 @@ class Plan:
         if not self.ceiling or fio_version() is None:
             return ()
         return tuple(value for value, target in self.by_location.items() if not target.no_ceiling)
-
-    def job(self) -> Job:
-        """Return the job of a run in this process alone."""
-        return Job(
-            contenders=self.contenders,
-            files=self.files_of_jobs[0],
-            pool_bytes=max(self.pool_bytes, LEAST_POOL),
-            seed=self.seed,
-        )
 
     def check(self) -> None:
         """Raise UsageError or UnavailableError for a plan that cannot work. Writes nothing."""

@@ -18,7 +18,7 @@ from iobench.bench.axes import Variant
 from iobench.bench.background import Background
 from iobench.bench.ceiling import CeilingJobs
 from iobench.bench.data.subset import text_of
-from iobench.bench.plan import Plan
+from iobench.bench.plan import LEAST_POOL, Plan
 from iobench.bench.processes.job import CheckpointSizes, Executor, Job
 from iobench.bench.ranks.group import RankGroup
 from iobench.bench.ranks.setup import setups, show_token
@@ -112,7 +112,7 @@ class Runner:
                     replicas=plan.axes.replicas,
                 )
             self.targets = targets
-            self.executor = undo.enter_context(group or Executor(plan.job()))
+            self.executor = undo.enter_context(group or Executor(own_job(plan)))
             over = group if self.launched else None
             run = header(plan, self.executor, over.members.facts() if over else None)
             self.results.write(run)
@@ -305,6 +305,16 @@ class Runner:
             remaining.remove(variant)
             if not remaining:
                 raise error
+
+
+def own_job(plan: Plan) -> Job:
+    """Return the job of a run in this process alone."""
+    return Job(
+        contenders=plan.contenders,
+        files=plan.files_of_jobs[0],
+        pool_bytes=max(plan.pool_bytes, LEAST_POOL),
+        seed=plan.seed,
+    )
 
 
 _LISTED = 1000  # files in a record, whose lines a reader limits; there may be 100,000

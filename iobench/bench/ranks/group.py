@@ -13,9 +13,18 @@ from typing import Any, Self, TypeVar
 
 from iobench.bench import fio
 from iobench.bench.counters.monitor import Counted, over_machines
-from iobench.bench.processes.job import CheckpointRef, Done, Executor, Job, Release
+from iobench.bench.processes.job import (
+    RESTORES_BEGIN,
+    RESTORES_END,
+    CheckpointRef,
+    Done,
+    Executor,
+    Job,
+    Looped,
+    Release,
+    of_node,
+)
 from iobench.bench.ranks.members import OPERATION_S, SETUP_S, Members, introduce
-from iobench.bench.ranks.rank_job import RESTORES_BEGIN, RESTORES_END, Looped, RankJob, of_node
 from iobench.bench.ranks.setup import Setup, make_job
 from iobench.bench.ranks.start import END, NEXT, Launched, LocalRanks
 from iobench.bench.ranks.steps import Steps, message_of, reply_of
@@ -52,7 +61,7 @@ class RankGroup(Executor):
         replicas: bool = False,
     ) -> None:
         self._ranks, self._setups, self._replicas = ranks, setups, replicas
-        self._own: RankJob | None = None
+        self._own: Job | None = None
         self._steps: Steps | None = None
         self._nodes: list[Counted] = []
         """What the other machines counted during the last timed operation."""
@@ -121,7 +130,7 @@ class RankGroup(Executor):
         JobError if no restore can begin.
         """
         self._ready()
-        what, found = partial(RankJob.loop, ref=ref), list[Looped | JobError]()
+        what, found = partial(Job.loop, ref=ref), list[Looped | JobError]()
         try:
             with self._losing():
                 self._control.broadcast(NEXT, self._message(what), deadline_s=OPERATION_S)
@@ -154,13 +163,13 @@ class RankGroup(Executor):
     def hand_over(self, shape: int) -> None:
         if self.members.node_count == 1 and not self.members.replicas:
             return
-        saved = self._all(partial(RankJob.hand_over, shape=shape, sources=self.members.sources))
+        saved = self._all(partial(Job.hand_over, shape=shape, sources=self.members.sources))
         if self._same_bytes and len(set(saved)) > 1:
             raise JobError("the ranks saved slices of different bytes; their memory is damaged")
 
     def counted(self, counted: Counted) -> Counted:
         if self.machines > 1:
-            self._nodes = [one for one in self._all(RankJob.counted) if one is not None]
+            self._nodes = [one for one in self._all(Job.counted) if one is not None]
         return over_machines(counted, self._nodes)
 
     def notes(
@@ -189,12 +198,12 @@ class RankGroup(Executor):
     def make_cold(self, target: OpenTarget, name: str, ref: CheckpointRef) -> Cold:
         if target.scratch.directory is None or self.members.node_count == 1:
             return super().make_cold(target, name, ref)
-        return EvictedFiles.cold(self._all(partial(RankJob.evict, ref=ref)))
+        return EvictedFiles.cold(self._all(partial(Job.evict, ref=ref)))
 
     def inspect(self, stored: Stored, ref: CheckpointRef) -> Stored:
         if self.members.node_count == 1:  # the run inspected the files of all ranks
             return stored
-        stored = over_ranks(stored, self._all(partial(RankJob.inspect, ref=ref)))
+        stored = over_ranks(stored, self._all(partial(Job.inspect, ref=ref)))
         if stored.flushed is None:
             return stored
         flushed = all_true([stored.flushed, *(one.flushed for one in self._nodes)])
@@ -212,7 +221,7 @@ class RankGroup(Executor):
     ) -> Iterator[Callable[[], fio.FioSample]]:
         """Start `job` on every node; like `fio.started`, and the sample is the sum of all nodes."""
         start = partial(
-            RankJob.fio_start,
+            Job.fio_start,
             job=fio.JOBS.index(job),
             operation=operation,
             directory=str(directory),
@@ -229,11 +238,11 @@ class RankGroup(Executor):
             raise
         finally:
             if not isinstance(sys.exception(), RankError | KeyboardInterrupt):
-                self._all(RankJob.fio_stop)
+                self._all(Job.fio_stop)
 
     def _measured(self) -> fio.FioSample:
         """Let fio go on in all nodes at once; the clock ends with the last one."""
-        replies = self._all(RankJob.fio_measure, lambda _: None)
+        replies = self._all(Job.fio_measure, lambda _: None)
         samples = [one for one in replies if one is not None]
         return fio.FioSample(
             bytes=sum(one.bytes for one in samples),

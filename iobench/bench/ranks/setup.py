@@ -11,8 +11,8 @@ from pathlib import Path
 
 from iobench.bench.choose import choose
 from iobench.bench.plan import LEAST_POOL, READER_POOL, Plan
+from iobench.bench.processes.job import Job, LocalTargets
 from iobench.bench.ranks.members import Members
-from iobench.bench.ranks.rank_job import LocalTargets, RankJob
 from iobench.environment.memory import available_bytes
 from iobench.errors import TargetError, UsageError
 from iobench.units import count_of, format_size
@@ -146,7 +146,7 @@ def show_token(scratch: Sequence[str]) -> str:
     return token
 
 
-def make_job(setup: Setup) -> RankJob:
+def make_job(setup: Setup) -> Job:
     """Return the job of this rank after its first-use work.
 
     Raises TargetError where a target is not the directory that rank 0 uses, UnavailableError where
@@ -168,7 +168,7 @@ def make_job(setup: Setup) -> RankJob:
             f"workload {setup.workload}: rank {setup.rank} has {sizes} bytes here and "
             f"{setup.sizes} bytes for rank 0; give all nodes the same file"
         )
-    job = RankJob(
+    job = Job(
         contenders=tuple(contenders),
         files=files,
         pool_bytes=setup.pool_bytes,
@@ -177,10 +177,11 @@ def make_job(setup: Setup) -> RankJob:
         source=setup.source,
         source_files=() if setup.source is None else _files(setup, setup.source_rank),
         nodes=setup.nodes,
+        machine=LocalTargets(setup.scratch, counts=setup.counts, away=setup.away)
+        if setup.number and setup.nodes_apart
+        else None,
+        replica=setup.replicas,
     )
-    job.replica = setup.replicas
-    if setup.number and setup.nodes_apart:
-        job.machine = LocalTargets(setup.scratch, counts=setup.counts, away=setup.away)
     job.warm_up(setup.warm_ups)
     return job
 

@@ -21,7 +21,6 @@ from typing import Any, Self, TypeVar, get_type_hints
 from iobench.bench.counters.monitor import Usage
 from iobench.bench.processes.job import CheckpointRef, Done, Job, Release
 from iobench.bench.ranks.members import OPERATION_S
-from iobench.bench.ranks.rank_job import RankJob
 from iobench.errors import JobError, RankError
 from iobench.ranks.control import ClockOffset, Control
 from iobench.results.codec import from_plain, to_plain
@@ -32,20 +31,19 @@ T = TypeVar("T")
 
 
 def message_of(what: Callable[[Any], Any]) -> dict[str, Any]:
-    """Return the message for `partial(Job.method, name=value)`, also of RankJob.
+    """Return the message for `partial(Job.method, name=value)`.
 
     Raises ValueError for anything else: only methods of a job, with named arguments, have a
     message.
     """
     method, given = (what.func, what.keywords) if isinstance(what, partial) else (what, {})
     name = getattr(method, "__name__", "")
-    known = getattr(Job, name, None), getattr(RankJob, name, None)
-    if method not in known or (isinstance(what, partial) and what.args):
+    if method != getattr(Job, name, None) or (isinstance(what, partial) and what.args):
         raise ValueError(f"{what!r} is not a method of Job with named arguments")
     return {"do": name, "with": to_plain(given)}
 
 
-def command_of(message: Any) -> Callable[[RankJob], Any]:
+def command_of(message: Any) -> Callable[[Job], Any]:
     """Return the command in `message`. Raises ValueError if it is not one of `message_of`."""
     name, given = message["do"], message["with"]
     types = _types(name)
@@ -55,7 +53,7 @@ def command_of(message: Any) -> Callable[[RankJob], Any]:
     return partial(_call, name, values)
 
 
-def _call(name: str, values: dict[str, Any], job: RankJob) -> Any:
+def _call(name: str, values: dict[str, Any], job: Job) -> Any:
     return getattr(job, name)(**values)
 
 
@@ -71,7 +69,7 @@ def reply_of(what: Callable[[Any], T], plain: Any, who: str) -> T:
 
 @cache
 def _types(name: str) -> dict[str, Any]:
-    method = getattr(RankJob, name, None)
+    method = getattr(Job, name, None)
     if name.startswith("_") or not callable(method):
         raise ValueError(f"{name!r} is not a command")
     return get_type_hints(method)
@@ -143,7 +141,7 @@ class Steps:
     that the command is for, carry out nothing.
     """
 
-    def __init__(self, control: Control, job: RankJob | None) -> None:
+    def __init__(self, control: Control, job: Job | None) -> None:
         self._control, self._job = control, job
         self._clock = RankClock(control)
         self.lead = Lead()
@@ -180,7 +178,7 @@ class Steps:
         return replies
 
     @staticmethod
-    def _command(message: dict[str, Any]) -> Callable[[RankJob], Any]:
+    def _command(message: dict[str, Any]) -> Callable[[Job], Any]:
         """Return the command; one that is not valid raises when it is called, like any other."""
         try:
             return command_of(message)
@@ -190,8 +188,8 @@ class Steps:
     def _timed(
         self,
         name: str,
-        job: RankJob | None,
-        command: Callable[[RankJob], Any],
+        job: Job | None,
+        command: Callable[[Job], Any],
         message: dict[str, Any],
         release: Release | None,
     ) -> dict[str, Any] | None:
@@ -245,5 +243,5 @@ def _reply(work: Callable[[], Any]) -> dict[str, Any]:
         return {"error": one_line(error)}
 
 
-def _refuse(reason: str, _: RankJob) -> None:
+def _refuse(reason: str, _: Job) -> None:
     raise ValueError(reason)

@@ -18,8 +18,7 @@ from iobench.bench.background import Background, Restores
 from iobench.bench.choose import choose
 from iobench.bench.judging.repeat import Repeat
 from iobench.bench.plan import Plan
-from iobench.bench.processes.job import CheckpointRef, Job
-from iobench.bench.ranks.rank_job import Looped, restore_until
+from iobench.bench.processes.job import CheckpointRef, Job, Looped
 from iobench.bench.targets.base import OpenTarget
 from iobench.bench.targets.directory import DirectoryScratch, DirectoryTarget
 from iobench.errors import JobError
@@ -80,7 +79,7 @@ def test_the_last_restore_ends_after_the_operation(until_s: float, restores: int
     after the second one."""
     begun, ended_s = list[None](), iter([None, until_s])
     ref = CheckpointRef(contender=0, shape=0, directory="s3://bucket/prefix")
-    found = restore_until(
+    found = Job._restore_until(
         cast(Job, Restoring()), ref, lambda: begun.append(None), lambda: next(ended_s)
     )
     assert [end for _, end in found.spans] == [float(number + 1) for number in range(restores)]

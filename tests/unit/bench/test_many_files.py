@@ -16,7 +16,7 @@ from iobench.bench.axes import Axes
 from iobench.bench.data import states
 from iobench.bench.planning import make_plan
 from iobench.bench.processes.job import Executor
-from iobench.bench.runner import header
+from iobench.bench.runner import header, own_job
 from iobench.bench.targets.base import OpenTarget
 from iobench.bench.trial import Trial
 from iobench.checkpoint.manifest import MANIFEST
@@ -65,7 +65,7 @@ def _run(directory: Path, idle: Any, layers: int) -> tuple[int, dict[str, int]]:
                 axes=Axes.parse(granularity="tensor"),
             ),
         )
-        executor = measured("job", lambda: Executor(plan.job()))
+        executor = measured("job", lambda: Executor(own_job(plan)))
         measured("header", partial(header, plan, executor))
         (variant,) = plan.variants
         with OpenTarget.of(plan.targets[0]) as opened:

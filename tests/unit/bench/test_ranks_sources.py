@@ -13,9 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from iobench.bench.contenders.base import WriterContender
-from iobench.bench.processes.job import CheckpointRef
+from iobench.bench.processes.job import CheckpointRef, Job
 from iobench.bench.ranks.members import same_node, sources_of
-from iobench.bench.ranks.rank_job import RankJob
 from iobench.units import MIB
 from iobench.workloads import Workload
 from iobench.writers.registry import make
@@ -77,7 +76,7 @@ def test_a_rank_restores_an_earlier_checkpoint_of_another_rank(
     files, calls = [tuple(tiny.files(n)) for n in (0, 1)], dict[str, list[Any]]()
     meet = threading.Barrier(2)
     jobs = [
-        RankJob(
+        Job(
             contenders=(WriterContender(make("buffered")),),
             files=(files[n],),
             pool_bytes=MIB,

@@ -13,7 +13,6 @@ import pytest
 
 from iobench.bench.counters.monitor import Counted, Usage
 from iobench.bench.processes.job import CheckpointRef, CheckpointSizes, Done, Job
-from iobench.bench.ranks.rank_job import RankJob
 from iobench.bench.ranks.steps import command_of, message_of, reply_of
 from iobench.errors import JobError
 from iobench.results.codec import to_plain
@@ -111,8 +110,8 @@ def test_other_replies_come_back() -> None:
         growth=None,
         flushed=True,
     )
-    assert reply_of(RankJob.counted, to_plain(counts), "") == counts
-    assert reply_of(RankJob.counted, None, "") is None
+    assert reply_of(Job.counted, to_plain(counts), "") == counts
+    assert reply_of(Job.counted, None, "") is None
 
 
 @pytest.mark.parametrize("reply", [3, {"transfer": 1}, None, {"at_s": float("nan")}])
