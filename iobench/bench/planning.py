@@ -7,7 +7,7 @@ import math
 import os
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
 
@@ -41,78 +41,66 @@ _OWN_S_PER_BYTE = 0.3 / GIB  # untimed work: renewing the pool, digests, verific
 
 @dataclass(frozen=True, kw_only=True)
 class Rates:
-    """Rates of short probes, in bytes per second: one for each save and restore of a repetition.
+    """What a repetition of a run takes, by short probes.
 
-    `saved` and `restored` are the bytes that each of them moves, in units of the bytes of one
-    process. `best` has the highest save and restore rate in each target that fio may measure.
+    `steps` are its saves, restores and fio jobs, and `s_per_byte` their seconds per byte of one
+    process's checkpoint, with untimed work. `saved` is how often such a byte is saved.
     """
 
-    save: tuple[float, ...]
-    restore: tuple[float, ...]
-    saved: tuple[float, ...]
-    restored: tuple[float, ...]
-    best: tuple[tuple[float, float], ...]
+    steps: int
+    s_per_byte: float
+    saved: int
+    save_bytes_per_s: float
+    """The highest rate of a save."""
 
-    def run_s(self, size_bytes: int, *, repeat: int, ceiling: bool) -> float:
+    def run_s(self, size_bytes: int, repeat: int) -> float:
         """Return the seconds of a run with checkpoints of `size_bytes`, with its rests."""
-        steps = len(self.save) + len(self.restore)
-        steps += 2 * len(JOBS) * len(self.best) if ceiling else 0
-        moving = size_bytes * self.run_s_per_byte(repeat=repeat, ceiling=ceiling)
-        return moving + repeat * steps * _REST_S
+        return repeat * (size_bytes * self.s_per_byte + self.steps * _REST_S)
 
-    def affordable_bytes(self, seconds: float, *, repeat: int, ceiling: bool) -> int:
+    def affordable_bytes(self, seconds: float, repeat: int) -> int:
         """Return the size for which `run_s` is about `seconds`.
 
         Rests count for at most half of `seconds`: there is always time left to move bytes.
         """
-        moving = max(seconds - self.run_s(0, repeat=repeat, ceiling=ceiling), seconds / 2)
-        return int(moving / self.run_s_per_byte(repeat=repeat, ceiling=ceiling))
-
-    def run_s_per_byte(self, *, repeat: int, ceiling: bool) -> float:
-        """Return the seconds of a run per byte of one process's checkpoint."""
-        per_repetition = _seconds(self.saved, self.save) + _seconds(self.restored, self.restore)
-        per_repetition += _OWN_S_PER_BYTE * sum(self.saved)
-        if ceiling:
-            per_repetition += len(JOBS) * sum(1 / save + 1 / restore for save, restore in self.best)
-        return per_repetition * repeat
-
-
-def _seconds(times: Iterable[float], rates: Iterable[float]) -> float:
-    return sum(each / rate for each, rate in zip(times, rates, strict=True))
+        moving = max(seconds - self.run_s(0, repeat), seconds / 2)
+        return int(moving / (repeat * self.s_per_byte))
 
 
 def measure_rates(
     variants: Sequence[Variant],
     subsets: Sequence[float | None],
     targets: Mapping[str | None, Target],
+    *,
+    ceiling: bool,
 ) -> Rates:
     """Save and restore a short random file with each contender in each of its targets, once.
 
-    For planning only. `targets` are the targets by the value that variants have in `target`.
+    For planning only. `targets` are the targets by the value that variants have in `target`. With
+    `ceiling`, fio's jobs are as fast as the fastest contender, where fio may measure.
     Assumes that a process in the background takes half of the rate.
     Assumes that several processes together reach the rate of one process, and that files of every
     shape reach the rate of this file.
     """
-    probed: dict[tuple[Contender, str | None], tuple[float, float]] = {}
-    best = []
+    steps, s_per_byte, fastest = 0, 0.0, 0.0
     for value, target in targets.items():
-        here = dict.fromkeys(one.contender for one in variants if one.target == value)
-        found = _probe(list(here), target)
-        probed |= {(one, value): rates for one, rates in zip(here, found, strict=True)}
-        if not target.no_ceiling:
-            best.append((max(save for save, _ in found), max(restore for _, restore in found)))
-    restores = [(one, subset) for one in variants for subset in subsets]
+        here = [one for one in variants if one.target == value]
+        contenders = list(dict.fromkeys(one.contender for one in here))
+        probed = dict(zip(contenders, _probe(contenders, target), strict=True))
+        for one in here:
+            save, restore = (rate / (2 if one.background else 1) for rate in probed[one.contender])
+            restored = one.numjobs * sum(map(share_of, subsets))
+            s_per_byte += one.saves * (1 / save + _OWN_S_PER_BYTE) + restored / restore
+            steps, fastest = steps + 1 + len(subsets), max(fastest, save)
+        if ceiling and not target.no_ceiling:
+            best = map(max, zip(*probed.values(), strict=True))
+            s_per_byte += len(JOBS) * sum(1 / rate for rate in best)
+            steps += 2 * len(JOBS)
     return Rates(
-        save=tuple(_share(one) * probed[one.contender, one.target][0] for one in variants),
-        saved=tuple(float(one.saves) for one in variants),
-        restore=tuple(_share(one) * probed[one.contender, one.target][1] for one, _ in restores),
-        restored=tuple(one.numjobs * share_of(subset) for one, subset in restores),
-        best=tuple(best),
+        steps=steps,
+        s_per_byte=s_per_byte,
+        saved=sum(one.saves for one in variants),
+        save_bytes_per_s=fastest,
     )
-
-
-def _share(variant: Variant) -> float:
-    return 0.5 if variant.background else 1.0
 
 
 def _probe(contenders: Sequence[Contender], target: Target) -> list[tuple[float, float]]:
@@ -274,12 +262,11 @@ def _scaled(
                 "make room"
             )
         fits += [] if free is None else [free // (often.stored * axes.saves + axes.earlier)]
-    rates = measure_rates(variants, axes.subsets, targets)
-    ceiling = ceiling and not all(one.no_ceiling for one in targets.values())
+    rates = measure_rates(variants, axes.subsets, targets, ceiling=ceiling)
     seconds = (often.is_sustained and often.max_s) or DEFAULT_SECONDS
-    affordable = rates.affordable_bytes(seconds, repeat=often.times, ceiling=ceiling)
+    affordable = rates.affordable_bytes(seconds, often.times)
     if often.max_bytes is not None:
-        fits.append(int(often.max_bytes / (often.times * max(sum(rates.saved), 1))))
+        fits.append(int(often.max_bytes / (often.times * max(rates.saved, 1))))
     return full.scaled(min(affordable, full_bytes, *fits), rank)
 
 
@@ -373,16 +360,15 @@ def _axis_lines(plan: Plan) -> Iterator[str]:
 
 def expected_line(plan: Plan) -> str:
     """Return a line with the expected duration, from short probes of the plan's writers."""
-    rates = measure_rates(plan.variants_with_twins, plan.axes.subsets, plan.by_location)
-    ceiling = bool(plan.ceiling_targets)
-    often = plan.repeat
+    variants, often, ceiling = plan.variants_with_twins, plan.repeat, bool(plan.ceiling_targets)
+    rates = measure_rates(variants, plan.axes.subsets, plan.by_location, ceiling=ceiling)
+    probed = f"probed at {format_rate(rates.save_bytes_per_s)}"
     if often.is_sustained and often.max_s is not None:
-        once_s = rates.run_s(plan.size_bytes, repeat=1, ceiling=ceiling)
+        once_s = rates.run_s(plan.size_bytes, 1)
         times = min(often.max_s / once_s, often.most or math.inf)
         return (
             f"expected  at most {format_seconds(times * once_s)}, about "
-            f"{format_size(times * plan.repetition_bytes)} written, probed at "
-            f"{format_rate(max(rates.save))}"
+            f"{format_size(times * plan.repetition_bytes)} written, {probed}"
         )
-    run_s = rates.run_s(plan.size_bytes, repeat=often.times, ceiling=ceiling)
-    return f"expected  about {format_seconds(run_s)}, probed at {format_rate(max(rates.save))}"
+    run_s = rates.run_s(plan.size_bytes, often.times)
+    return f"expected  about {format_seconds(run_s)}, {probed}"

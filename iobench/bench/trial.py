@@ -11,8 +11,7 @@ from typing import TypeVar
 
 from iobench.bench.axes import Variant
 from iobench.bench.background import Background, Restores
-from iobench.bench.counters.monitor import Counted, Counters, Monitor, make_series
-from iobench.bench.counters.sampler import Sampler
+from iobench.bench.counters.monitor import Counted, Counters, make_series
 from iobench.bench.processes.job import (
     CheckpointRef,
     Done,
@@ -46,29 +45,6 @@ _Settled = AbstractContextManager[object]
 """Runs a block, and returns when earlier work has left the storage alone."""
 
 T = TypeVar("T")
-
-
-class Clock:
-    """The counters of one timed operation."""
-
-    counters: Counters
-    started_at: str
-
-    def __init__(self, monitor: Monitor, sampler: Sampler | None) -> None:
-        self._monitor, self._sampler = monitor, sampler
-
-    def start(self, began_s: float | None) -> None:
-        """Start now, or at `began_s` of time.perf_counter, which is soon."""
-        self.started_at = utc_now()
-        self.counters = Counters(self._monitor, self._sampler, began_s)
-
-    def stop(self, done: Sequence[Done], ended_s: float | None = None) -> Counted:
-        """Return the growth of all counters of this machine, with the usage of other processes.
-
-        `ended_s` is the moment at which the clock ends, if that was before this call.
-        """
-        usages = [one.usage for one in done if one.usage is not None]
-        return self.counters.stop(usages, ended_s)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,21 +104,21 @@ class Trial:
         )
 
     def _timed_save(self) -> tuple[Sample | None, Counted]:
-        contender, clock = self.variant.contender, self._clock()
+        contender = self.variant.contender
         if not contender.stores:
-            done = self._ask(partial(Job.save, ref=self._ref(self._checkpoint)), clock)
-            counted = self._stop(clock, done)
-            memory = self._memory("save")
-            return self._sample("save", done, counted, clock.started_at, memory=memory), counted
+            done, counters, started = self._timed(Job.save, self._checkpoint)
+            counted = self._counted(counters, done)
+            sample = self._sample("save", done, counted, started, memory=self._memory("save"))
+            return sample, counted
         with self.target.scratch.staged(self._name) as staged:
-            done = self._ask(partial(Job.save, ref=self._ref(staged.directory)), clock)
+            done, counters, started = self._timed(Job.save, staged.directory)
             # Before the commit, which flushes the device again; the clock stops for it.
-            flushes = clock.counters.flushes() if self._flush_counts else None
-            written_s = clock.counters.elapsed_s()
+            flushes = counters.flushes() if self._flush_counts else None
+            written_s = counters.elapsed_s()
             text = manifest(self.repetition, contender, self._stored(done))
             staged.publish(map(str.encode, text))
-            commit_s = clock.counters.elapsed_s() - written_s
-        counted = self._stop(clock, done)
+            commit_s = counters.elapsed_s() - written_s
+        counted = self._counted(counters, done)
         memory = self._memory("save")
         if not contender.saves:
             return None, counted
@@ -152,7 +128,7 @@ class Trial:
             "save",
             done,
             counted,
-            clock.started_at,
+            started,
             commit_s=commit_s,
             stored=stored,
             memory=memory,
@@ -183,7 +159,7 @@ class Trial:
                 self._ask(partial(Job.recall, shape=self.shape, name=self._name))
         self.executor.hand_over(self.shape)
         cold = self.executor.make_cold(self.target, self._name, ref)
-        (done, counted, started, memory), restores = self._beside(partial(self._timed_restore, ref))
+        (done, counted, started, memory), restores = self._beside(self._timed_restore)
         verified = _sum(self._ask(partial(Job.verify, ref=ref)))
         sample = self._sample(
             "restore",
@@ -202,12 +178,11 @@ class Trial:
             sample, background_restores=restores.during(counted.began_s, counted.elapsed_s)
         )
 
-    def _timed_restore(self, ref: CheckpointRef) -> tuple[list[Done], Counted, str, MemoryUse]:
-        clock = self._clock()
-        done = self._ask(partial(Job.restore, ref=ref), clock)
+    def _timed_restore(self) -> tuple[list[Done], Counted, str, MemoryUse]:
+        done, counters, started = self._timed(Job.restore, self._checkpoint)
         # Other processes report their end through a socket, which takes time after the last one.
-        counted = self._stop(clock, done, max(one.at_s for one in done))
-        return done, counted, clock.started_at, self._memory("restore")
+        counted = self._counted(counters, done, max(one.at_s for one in done))
+        return done, counted, started, self._memory("restore")
 
     def saved_by(
         self, transfer: Transfer, counted: Counted, started: str, stored: Stored | None
@@ -235,22 +210,35 @@ class Trial:
         """Remove the checkpoint, if there is one."""
         self.target.scratch.remove(self._name)
 
-    def _ask(self, what: Callable[[Job], T], clock: Clock | None = None) -> list[T]:
-        release = None if clock is None else clock.start
-        return self.executor.ask(self.variant.numjobs, what, release)
+    def _ask(self, what: Callable[[Job], T]) -> list[T]:
+        return self.executor.ask(self.variant.numjobs, what)
 
-    def _clock(self) -> Clock:
-        """Return the clock of an operation, which starts when its jobs are released.
+    def _timed(
+        self, what: Callable[..., Done], directory: Location
+    ) -> tuple[list[Done], Counters, str]:
+        """Return the replies, the counters, which start when the jobs are released, and that time.
 
-        It has no sampler where that would read the wrong process or one machine of several: without
+        There is no sampler where it would read the wrong process or one machine of several: without
         a device the sampler reads this process's counters, but others do the I/O.
         """
         apart = self.executor.apart and not self.target.monitor.files
         several = apart or self.executor.machines > 1
-        return Clock(self.target.monitor, None if several else self.target.sampler)
+        began: list[tuple[Counters, str]] = []
 
-    def _stop(self, clock: Clock, done: Sequence[Done], ended_s: float | None = None) -> Counted:
-        return self.executor.counted(clock.stop(done, ended_s))
+        def release(at_s: float | None) -> None:
+            started, sampler = utc_now(), None if several else self.target.sampler
+            began.append((Counters(self.target.monitor, sampler, at_s), started))
+
+        command = partial(what, ref=self._ref(directory))
+        done = self.executor.ask(self.variant.numjobs, command, release)
+        return done, *began[0]
+
+    def _counted(
+        self, counters: Counters, done: Sequence[Done], ended_s: float | None = None
+    ) -> Counted:
+        """Stop `counters`, at `ended_s` if that was before, and add what all processes counted."""
+        usages = [one.usage for one in done if one.usage is not None]
+        return self.executor.counted(counters.stop(usages, ended_s))
 
     @property
     def _name(self) -> str:

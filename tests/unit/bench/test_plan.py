@@ -13,7 +13,7 @@ import pytest
 
 from iobench.bench import plan as module
 from iobench.bench import planning
-from iobench.bench.axes import Axes
+from iobench.bench.axes import Axes, Variant
 from iobench.bench.choose import choose
 from iobench.bench.contenders.base import Contender
 from iobench.bench.data.replay import Replay
@@ -21,7 +21,7 @@ from iobench.bench.fio import JOBS
 from iobench.bench.judging.repeat import Repeat
 from iobench.bench.judging.verdict import repeats_every
 from iobench.bench.plan import DEFAULT_SECONDS, Plan
-from iobench.bench.planning import Rates, expected_line, make_plan, plan_lines
+from iobench.bench.planning import Rates, expected_line, make_plan, measure_rates, plan_lines
 from iobench.bench.targets.directory import DirectoryTarget
 from iobench.errors import (
     TargetError,
@@ -35,13 +35,7 @@ from .conftest import local_setups
 if TYPE_CHECKING:
     from iobench.results import Run
 
-RATES = Rates(
-    save=(1.0 * GIB, 2.0 * GIB),
-    restore=(4.0 * GIB, 2.0 * GIB),
-    saved=(1.0, 1.0),
-    restored=(1.0, 1.0),
-    best=((2.0 * GIB, 4.0 * GIB),),
-)
+RATES = Rates(steps=4 + 2 * len(JOBS), s_per_byte=6 / GIB, saved=2, save_bytes_per_s=2.0 * GIB)
 
 
 @pytest.fixture(autouse=True)
@@ -130,7 +124,7 @@ def test_null_needs_no_space(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> Non
     without = dataclasses.replace(plan, contenders=chosen("null"))
     without.check()
     assert expected_line(without).startswith("expected  about ")
-    monkeypatch.setattr(planning, "measure_rates", lambda *_: RATES)
+    monkeypatch.setattr(planning, "measure_rates", lambda *_, **__: RATES)
     assert make_tiny_plan(plan.targets[0].location).size_bytes > 0
 
 
@@ -217,9 +211,9 @@ def test_the_default_size_takes_two_minutes(
     """Without a size, the workload is scaled to the bytes that the probed rates move in the
     time."""
     space(monkeypatch, 1000 * GIB)
-    monkeypatch.setattr(planning, "measure_rates", lambda *_: RATES)
+    monkeypatch.setattr(planning, "measure_rates", lambda *_, **__: RATES)
     plan = make_tiny_plan(tmp_path, repeat=5)
-    expected_s = RATES.run_s(plan.size_bytes, repeat=5, ceiling=True)
+    expected_s = RATES.run_s(plan.size_bytes, 5)
     assert 0.6 * DEFAULT_SECONDS < expected_s <= DEFAULT_SECONDS  # in steps of a layer
 
 
@@ -238,34 +232,38 @@ def test_an_aa_run_writes_and_takes_once_more(plan: Plan) -> None:
 
 def test_rests_take_at_most_half_of_the_time() -> None:
     """Many repetitions of a small checkpoint still move some bytes."""
-    size = RATES.affordable_bytes(1.0, repeat=100, ceiling=True)
-    assert size == int(0.5 / RATES.run_s_per_byte(repeat=100, ceiling=True))
+    size = RATES.affordable_bytes(1.0, repeat=100)
+    assert size == int(0.5 / (100 * RATES.s_per_byte))
 
 
 def test_the_default_size_fits_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a small disk the free space limits it."""
     space(monkeypatch, 3 * GIB)
-    monkeypatch.setattr(planning, "measure_rates", lambda *_: RATES)
+    monkeypatch.setattr(planning, "measure_rates", lambda *_, **__: RATES)
     plan = make_tiny_plan(tmp_path, writers="buffered", repeat=1)
     assert plan.size_bytes <= DirectoryTarget(path=tmp_path).free_bytes() < 3 * GIB
 
 
-def test_seconds_per_byte() -> None:
+def test_seconds_per_byte(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Each writer saves and restores once per repetition; each fio job is as fast as the fastest
     writer."""
-    without = RATES.run_s_per_byte(repeat=1, ceiling=False) * GIB
-    assert without == pytest.approx(1 + 0.5 + 0.25 + 0.5 + 2 * 0.3)
-    jobs = RATES.run_s_per_byte(repeat=1, ceiling=True) * GIB - without
-    assert jobs == pytest.approx(len(JOBS) * (0.5 + 0.25))
-    assert RATES.run_s_per_byte(repeat=4, ceiling=False) * GIB == pytest.approx(4 * without)
+    probed = [(1.0 * GIB, 4.0 * GIB), (2.0 * GIB, 2.0 * GIB)]
+    monkeypatch.setattr(planning, "_probe", lambda *_: probed)
+    variants = [Variant(contender=one) for one in chosen("buffered,uncached")]
+    targets = {None: DirectoryTarget(path=tmp_path)}
+    without = measure_rates(variants, (None,), targets, ceiling=False)
+    assert without.s_per_byte * GIB == pytest.approx(1 + 0.5 + 0.25 + 0.5 + 2 * 0.3)
+    assert (without.steps, without.saved, without.save_bytes_per_s) == (4, 2, 2 * GIB)
+    jobs = measure_rates(variants, (None,), targets, ceiling=True)
+    assert (jobs.s_per_byte - without.s_per_byte) * GIB == pytest.approx(len(JOBS) * (0.5 + 0.25))
+    assert jobs.steps == 4 + 2 * len(JOBS)
 
 
 def test_rests_are_expected_too() -> None:
     """The pause before each sample counts: it is most of the time of a small run."""
-    tiny = RATES.run_s(0, repeat=3, ceiling=True)
+    tiny = RATES.run_s(0, 3)
     assert tiny == pytest.approx(3 * (4 + 2 * len(JOBS)) * 0.25)
-    large = RATES.run_s(GIB, repeat=3, ceiling=True) - tiny
-    assert large == pytest.approx(RATES.run_s_per_byte(repeat=3, ceiling=True) * GIB)
+    assert RATES.run_s(GIB, 3) - tiny == pytest.approx(3 * RATES.s_per_byte * GIB)
 
 
 def test_probing_leaves_nothing(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -278,7 +276,7 @@ def test_probing_leaves_nothing(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> 
 def test_saves_that_follow_each_other(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Their bytes are known before, fio and contenders that only restore take no part. Without a
     size there are about 100 saves, and as many within the bytes."""
-    monkeypatch.setattr(planning, "measure_rates", lambda *_: RATES)
+    monkeypatch.setattr(planning, "measure_rates", lambda *_, **__: RATES)
     often = Repeat.sustained("10min", None, "100GiB")
     made = make_tiny_plan(tmp_path, writers="buffered,peer:torch-save", repeat=often)
     assert not made.ceiling_targets

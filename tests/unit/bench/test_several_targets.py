@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from iobench.bench import choose
+from iobench.bench import choose, planning
 from iobench.bench import plan as plan_module
 from iobench.bench.axes import Axes
 from iobench.bench.choose import split_targets
@@ -196,20 +196,31 @@ def test_every_target_needs_room_for_one_checkpoint(
 def test_the_default_size_fits_the_smallest_target(
     places: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    twice = (GIB, GIB)
-    fast = Rates(save=twice, restore=twice, saved=(1, 1), restored=(1, 1), best=(twice, twice))
-    monkeypatch.setattr("iobench.bench.planning.measure_rates", lambda *_: fast)
+    fast = Rates(steps=4, s_per_byte=4 / GIB, saved=2, save_bytes_per_s=GIB)
+    monkeypatch.setattr("iobench.bench.planning.measure_rates", lambda *_, **__: fast)
     _spaces(monkeypatch, a=1000 * GIB, b=2 * GIB)
     assert plan_of(*places, size=None, repeat=1).size_bytes < 2 * GIB
 
 
-def test_fio_takes_as_long_as_each_target_needs() -> None:
+def test_fio_takes_as_long_as_each_target_needs(
+    places: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A slow target slows down its own fio jobs only."""
-    rates = {"save": (4.0,), "restore": (2.0,), "saved": (1.0,), "restored": (1.0,)}
-    one = Rates(**rates, best=((4.0, 2.0),)).run_s_per_byte(repeat=1, ceiling=True)
-    both = Rates(**rates, best=((4.0, 2.0), (0.5, 0.25)))
-    assert both.run_s_per_byte(repeat=1, ceiling=True) - one == pytest.approx(len(JOBS) * (2 + 4))
-    assert both.run_s(0, repeat=1, ceiling=True) == pytest.approx(0.25 * (2 + 4 * len(JOBS)))
+    plan = plan_of(*places)
+    probed = {
+        one.path.name: (speed, speed / 2)
+        for one, speed in zip(plan.targets, (4.0, 0.5), strict=True)
+    }
+    monkeypatch.setattr(
+        planning, "_probe", lambda some, target: [probed[target.path.name] for _ in some]
+    )
+    without, with_fio = (
+        planning.measure_rates(plan.variants, (None,), plan.by_location, ceiling=ceiling)
+        for ceiling in (False, True)
+    )
+    fio_s = with_fio.s_per_byte - without.s_per_byte
+    assert fio_s == pytest.approx(len(JOBS) * (1 / 4 + 1 / 2 + 2 + 4))
+    assert with_fio.steps - without.steps == 4 * len(JOBS)
 
 
 def test_axes_of_several_targets_are_not_alone(places: tuple[str, str]) -> None:
