@@ -9,13 +9,13 @@ from typing import Any
 from iobench.bench.judging.floors import Floor, OperationKind, RecordedFloor
 from iobench.bench.judging.ranks import RankRates
 from iobench.bench.judging.verdict import VerdictStatus
-from iobench.results import Fallback, MemoryUse, Operation, Sample
+from iobench.results import MemoryUse, Operation, Sample
 from iobench.results.identity import Figure
 from iobench.results.setting import IF_SET, HasSetting, Setting
 from iobench.stats.comparison import Finding, compare_paired, fastest, rates_by_repetition
 from iobench.stats.estimates import Interval
 from iobench.stats.over_time import OverTime
-from iobench.writers.transfer import LatencyFigures
+from iobench.writers.transfer import Fallback, LatencyFigures
 
 
 @dataclass(frozen=True, kw_only=True)

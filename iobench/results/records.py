@@ -19,32 +19,6 @@ from iobench.environment.storage import Storage
 from iobench.results.setting import IF_SET, AxisValues, HasSetting, Setting
 from iobench.writers.transfer import Fallback, Latency, PathCount
 
-__all__ = [
-    "BackgroundRestores",
-    "CeilingSample",
-    "Cold",
-    "DeviceCounts",
-    "End",
-    "EndStatus",
-    "Environment",
-    "Failure",
-    "Fallback",
-    "Interference",
-    "MemoryUse",
-    "Operation",
-    "PathCount",
-    "Run",
-    "Sample",
-    "Series",
-    "Stored",
-    "TrainBlock",
-    "TrainSave",
-    "VariantFacts",
-    "Verified",
-    "WorkloadFacts",
-    "WorldFacts",
-]
-
 Operation: TypeAlias = Literal["save", "restore"]
 """What a sample measured."""
 EndStatus: TypeAlias = Literal["complete", "interrupted", "failed"]

@@ -51,15 +51,12 @@ class Replay:
         *,
         pool_bytes: int,
         seed: int,
-        subset: float | None = None,
         pool: RandomPool | None = None,
         rank: int = 0,
     ) -> None:
         """Use at most `pool_bytes` of memory for all tensors, or `pool`, which others share.
 
         `rank` is that of tensor parallelism, for restores of its part.
-
-        `subset` has the meaning that it has in `want`.
         """
         self._seed, self._rank = seed, rank
         self._cuts: dict[str, States] = {}
@@ -67,11 +64,10 @@ class Replay:
         self._pool = pool or self.pool_for([files], pool_bytes=pool_bytes, seed=seed)
         self._placement = WindowPlacement(files, self._pool.size_bytes)
         self.files = self._placement.files
-        self.longest_bytes = max(self._placement.sizes, default=0)
         self.states = States(self._placement, self._pool)
         """Each file's tensors by name, in payload order; their windows never change."""
         self._digests = Digests(self._placement, self._pool)
-        self.want(subset)
+        self.want(None)
 
     @staticmethod
     def pool_for(some: Iterable[Sequence[FileSpec]], *, pool_bytes: int, seed: int) -> RandomPool:

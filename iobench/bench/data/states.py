@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, overload
+from typing import Any
 
 import torch
 
@@ -65,7 +65,7 @@ class WindowPlacement:
         return Window(self._starts[tensor], self._stops[tensor], self._laps[tensor])
 
 
-class States(Sequence[TensorDict]):
+class States:
     """Each file's tensors by name, in payload order: all of them or the `chosen` ones.
 
     The tensors of the first files are made before the clock of a save starts. Those of the others
@@ -120,15 +120,11 @@ class States(Sequence[TensorDict]):
     def __len__(self) -> int:
         return len(self._placement.files)
 
-    @overload
-    def __getitem__(self, index: int) -> TensorDict: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[TensorDict]: ...
-    def __getitem__(self, index: int | slice) -> TensorDict | list[TensorDict]:
-        number = range(len(self))[index]
-        if isinstance(number, range):
-            return [self[one] for one in number]
-        return self._ahead[number] if number < len(self._ahead) else self._made(number)
+    def __getitem__(self, file: int) -> TensorDict:
+        return self._ahead[file] if file < len(self._ahead) else self._made(file)
+
+    def __iter__(self) -> Iterator[TensorDict]:
+        return map(self.__getitem__, range(len(self)))
 
     def _made(self, file: int) -> TensorDict:
         specs, first = self._placement.files[file].tensors, self._placement.tensors(file).start
@@ -151,7 +147,7 @@ def in_payload_order(spec: FileSpec) -> FileSpec:
     if spec.format == "safetensors":
         tensors = sorted(by_name.values(), key=lambda one: file_order((one.name, one.dtype, ())))
     elif spec.format == "torch":
-        tensors = [by_name[name] for name in leaves(nested({name: name for name in by_name}))]
+        tensors = [by_name[name] for _, name in flat(nested({name: name for name in by_name}))]
     else:
         tensors = list(spec.tensors)
         if rest := _headers(spec):
@@ -192,9 +188,3 @@ def flat(given: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]
             yield from flat(value, f"{prefix}{key}/")
         else:
             yield f"{prefix}{key}", value
-
-
-def leaves(given: Mapping[Any, Any]) -> Iterator[Any]:
-    """Yield the values of nested dicts, in their order."""
-    for _, value in flat(given):
-        yield value

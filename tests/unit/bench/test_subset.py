@@ -35,7 +35,8 @@ def test_some_tensors(
 ) -> None:
     """About the requested part is restored correctly, and no other byte is counted."""
     files = Shape.parse(serializer, None).apply(tiny.files())
-    replay = Replay(files, pool_bytes=pool_bytes, seed=3, subset=0.3)
+    replay = Replay(files, pool_bytes=pool_bytes, seed=3)
+    replay.want(0.3)
     one = contender(name)
     replay.prepare()
     one.save(replay, tmp_path)
@@ -56,7 +57,8 @@ def test_some_tensors(
 def test_a_wrong_byte_in_one_of_them(tmp_path: Path, tiny: Workload, name: str) -> None:
     """A wrong byte is found in a restored tensor, and does not matter elsewhere."""
     files = Shape.parse("raw", "tensor").apply(tiny.files())
-    replay = Replay(files, pool_bytes=MIB, seed=3, subset=0.3)
+    replay = Replay(files, pool_bytes=MIB, seed=3)
+    replay.want(0.3)
     one = contender(name)
     replay.prepare()
     one.save(replay, tmp_path)
@@ -89,7 +91,8 @@ def test_what_a_tensor_parallel_rank_loads(
 ) -> None:
     """Its slices of the safetensors file, which are compared; no other tensor or file."""
     files = tiny.files()
-    replay = Replay(files, pool_bytes=MIB, seed=3, subset=4, rank=rank)
+    replay = Replay(files, pool_bytes=MIB, seed=3, rank=rank)
+    replay.want(4)
     one = contender(name)
     replay.prepare()
     one.save(replay, tmp_path)
@@ -112,7 +115,8 @@ def test_a_wrong_byte_of_a_tensor_parallel_rank(tmp_path: Path, tiny: Workload) 
     (spec,) = (one for one in tiny.files() if one.format == "safetensors")
     one = contender("buffered")
     for rank in range(4):
-        replay = Replay([spec], pool_bytes=MIB, seed=3, subset=4, rank=rank)
+        replay = Replay([spec], pool_bytes=MIB, seed=3, rank=rank)
+        replay.want(4)
         replay.prepare()
         digests = replay.digests()
         one.save(replay, tmp_path)

@@ -18,13 +18,14 @@ from support.one_by_one import OneByOne
 from iobench.bench.choose import choose
 from iobench.bench.contenders.base import WriterContender
 from iobench.bench.counters import monitor as counters
+from iobench.bench.counters.monitor import Counters
 from iobench.bench.counters.sampler import Sampler
 from iobench.bench.data.replay import Replay
 from iobench.bench.judging.verdict import violations
 from iobench.bench.processes import job
 from iobench.bench.targets.base import OpenTarget
 from iobench.bench.targets.instruments import Instruments
-from iobench.bench.trial import Clock, Trial
+from iobench.bench.trial import Trial
 from iobench.checkpoint.manifest import MANIFEST
 from iobench.environment import DeviceCounters
 from iobench.errors import TransferError
@@ -113,13 +114,12 @@ def test_the_clock_starts_with_the_jobs(
     """One process has the clock of ranks: the staging directory exists before it starts."""
     one = trial(make("buffered"), tiny, tmp_path, idle)
     seen: list[list[str]] = []
-    start = Clock.start
 
-    def recorded(self: Clock, began_s: float | None) -> None:
+    def recorded(*arguments: Any) -> Counters:
         seen.append(sorted(path.name for path in tmp_path.rglob("*step-*")))
-        start(self, began_s)
+        return Counters(*arguments)
 
-    monkeypatch.setattr(Clock, "start", recorded)
+    monkeypatch.setattr("iobench.bench.trial.Counters", recorded)
     assert one.save() is not None
     (names,) = seen
     assert len(names) == 1

@@ -19,9 +19,7 @@ from iobench.environment import Storage
 from iobench.results import (
     Cold,
     DeviceCounts,
-    Fallback,
     MemoryUse,
-    PathCount,
     ResultFile,
     Sample,
     Stored,
@@ -30,6 +28,7 @@ from iobench.results import (
     read,
 )
 from iobench.results.records import BackgroundRestores
+from iobench.writers.transfer import Fallback, PathCount
 
 EXAMPLE: ResultFile = read(Path(__file__).parents[1] / "results" / "example.jsonl")
 SIZE = EXAMPLE.run.workload.bytes

@@ -7,8 +7,9 @@ import pytest
 from iobench.bench.judging.ceiling import Ceiling, why_above
 from iobench.report.summary import summarise
 from iobench.report.wording import footnotes, grid
-from iobench.results import CeilingSample, Fallback, MemoryUse, ResultFile, Sample, to_plain
+from iobench.results import CeilingSample, MemoryUse, ResultFile, Sample, to_plain
 from iobench.stats.comparison import compare_paired
+from iobench.writers.transfer import Fallback
 
 GIB, MIB = 2**30, 2**20
 

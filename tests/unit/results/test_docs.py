@@ -10,7 +10,8 @@ import pytest
 from iobench.bench.judging.ceiling import Ceiling
 from iobench.environment import Machine, Storage
 from iobench.report.winners import Summary, Winner
-from iobench.results import CeilingSample, End, Failure, Fallback, PathCount, Run, Sample
+from iobench.results import CeilingSample, End, Failure, Run, Sample
+from iobench.writers.transfer import Fallback, PathCount
 
 DOCS = Path(__file__).parents[3] / "docs" / "results.md"
 COMMON = {"run_id"}  # documented once, for all records
