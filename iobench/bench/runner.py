@@ -19,8 +19,8 @@ from iobench.bench.background import Background
 from iobench.bench.ceiling import CeilingJobs
 from iobench.bench.data.subset import text_of
 from iobench.bench.plan import LEAST_POOL, Plan
-from iobench.bench.processes.job import CheckpointSizes, Executor, Job
-from iobench.bench.ranks.group import RankGroup
+from iobench.bench.processes.job import CheckpointSizes, Job
+from iobench.bench.ranks.group import Executor, RankGroup
 from iobench.bench.ranks.setup import setups, show_token
 from iobench.bench.ranks.start import Launched, LocalRanks
 from iobench.bench.targets.base import OpenTarget

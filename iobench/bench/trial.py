@@ -15,12 +15,12 @@ from iobench.bench.counters.monitor import Counted, Counters, make_series
 from iobench.bench.processes.job import (
     CheckpointRef,
     Done,
-    Executor,
     Job,
     StoredFile,
     manifest,
     stored_files,
 )
+from iobench.bench.ranks.group import Executor
 from iobench.bench.targets.base import Location, OpenTarget
 from iobench.bench.targets.instruments import Changes
 from iobench.results import (

@@ -16,7 +16,8 @@ from iobench.bench.contenders.base import WriterContender
 from iobench.bench.counters.monitor import Counters
 from iobench.bench.data.replay import Replay
 from iobench.bench.judging.verdict import violations
-from iobench.bench.processes.job import Executor, Job
+from iobench.bench.processes.job import Job
+from iobench.bench.ranks.group import Executor
 from iobench.bench.targets.base import OpenTarget, Target
 from iobench.bench.trial import Trial
 from iobench.checkpoint.manifest import name_of

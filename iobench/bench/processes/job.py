@@ -1,7 +1,6 @@
 """Job: the part of one process in a run, with its own files and memory, and all contenders.
 
-A job of a rank also counts, settles and evicts on its own machine. Executor: runs the jobs of a
-run, in this process or in ranks (see `RankGroup`).
+A job of a rank also counts, settles and evicts on its own machine.
 """
 
 from __future__ import annotations
@@ -12,13 +11,13 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from itertools import product
 from json.encoder import encode_basestring_ascii as _quoted
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal
 
 from iobench import linux
 from iobench.bench import fio
@@ -29,14 +28,13 @@ from iobench.bench.data.sliced_files import Sliced, SlicedFiles, Slicing
 from iobench.bench.ranks.members import OPERATION_S, SETUP_S
 from iobench.bench.targets.base import OpenTarget
 from iobench.bench.targets.cold import EvictedFiles, FilesBelow, evict
-from iobench.bench.targets.directory import DirectoryScratch
+from iobench.bench.targets.directory import LocalTargets
 from iobench.checkpoint.staged import reraise
-from iobench.environment import DeviceMonitor
 from iobench.environment.memory import peak_bytes, private_bytes, reset_peak
 from iobench.ranks.control import Control
 from iobench.ranks.exchange import Reader, Transport
 from iobench.ranks.restore_plan import RestoreMode
-from iobench.results.records import Cold, DeviceCounts, Operation, Stored, Verified
+from iobench.results.records import Operation, Stored, Verified
 from iobench.text import one_line
 from iobench.workloads.specs import FileFormat, FileSpec
 from iobench.writers.local.new_file import sync_directory
@@ -148,36 +146,6 @@ class Looped:
     read_bytes: int | None
     resident_fraction: float
     mismatches: int
-
-
-class LocalTargets:
-    """The storage of a run on the machine of one rank.
-
-    With `counts`, this rank is the one that counts and settles there; on rank 0's machine the run
-    itself does that. `away` says that it is another machine than that of rank 0.
-    """
-
-    def __init__(self, scratch: Sequence[str], *, counts: bool, away: bool) -> None:
-        self.counts, self.away = counts, away
-        directories = [Path(one) for one in scratch if not is_s3(one)]
-        self._targets = [
-            OpenTarget.at(DirectoryScratch(directory=one), DeviceMonitor(one))
-            for one in directories
-        ]
-
-    def under(self, location: str) -> OpenTarget | None:
-        """Return the target of a checkpoint; None for one in a bucket."""
-        parents = Path(location).parents
-        return next((one for one in self._targets if one.scratch.directory in parents), None)
-
-    @contextmanager
-    def settled(self) -> Iterator[None]:
-        """Run a block, and return when earlier work of this machine has left the storage alone."""
-        with ExitStack() as waits:
-            if self.counts:
-                for one in self._targets:
-                    waits.enter_context(one.settled())
-            yield
 
 
 class Job:
@@ -616,55 +584,3 @@ def manifest(step: int, contender: Contender, files: Iterable[StoredFile]) -> It
 
 Release = Callable[[float | None], object]
 """Receives the moment of time.perf_counter at which jobs begin; None for now."""
-
-T = TypeVar("T")
-
-
-class Executor(AbstractContextManager["Executor"]):
-    """The jobs of a run: one, in this process. Those in ranks are a `RankGroup`."""
-
-    apart = False
-    """Whether there are several jobs, which have a directory each and do not run here alone."""
-    machines = 1
-    """The number of machines that the jobs are on."""
-
-    def __init__(self, job: Job) -> None:
-        self.job = job
-
-    def ask(self, count: int, what: Callable[[Job], T], release: Release | None = None) -> list[T]:
-        """Run `what` in the first `count` jobs at once; return their replies in order.
-
-        `release` is called when they begin, or just before with the moment at which they will.
-        """
-        assert count == 1
-        if release:
-            release(None)
-        return [what(self.job)]
-
-    def hand_over(self, shape: int) -> None:  # noqa: ARG002 -- ranks
-        """Give each job the digests of the files that it restores, if another job saved them."""
-        return
-
-    def counted(self, counted: Counted) -> Counted:
-        """Return `counted` of this machine with what all others counted during the operation."""
-        return counted
-
-    def make_cold(self, target: OpenTarget, name: str, ref: CheckpointRef) -> Cold:  # noqa: ARG002 -- ranks
-        """Evict the checkpoint `name` on every machine, and count what stays in page caches."""
-        return target.make_cold(name)
-
-    def inspect(self, stored: Stored, ref: CheckpointRef) -> Stored:  # noqa: ARG002 -- ranks
-        """Return `stored` of this machine with what the page caches of all others hold."""
-        return stored
-
-    def notes(
-        self,
-        operation: Operation,  # noqa: ARG002 -- ranks
-        done: Sequence[Done],  # noqa: ARG002 -- ranks
-        device: DeviceCounts | None,  # noqa: ARG002 -- ranks
-    ) -> tuple[str, ...]:
-        """Return notes for readers of an operation's figures."""
-        return ()
-
-    def __exit__(self, _: object, error: BaseException | None, trace: object) -> None:
-        """End the jobs. Of this process none has to end."""

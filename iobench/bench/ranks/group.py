@@ -1,11 +1,12 @@
-"""RankGroup: ranks as the jobs of a run: rank 0 drives, others `serve`."""
+"""Executor: runs the jobs of a run in this process. RankGroup: in ranks: rank 0 drives, others
+`serve`."""
 
 from __future__ import annotations
 
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,7 +19,6 @@ from iobench.bench.processes.job import (
     RESTORES_END,
     CheckpointRef,
     Done,
-    Executor,
     Job,
     Looped,
     Release,
@@ -39,6 +39,56 @@ _OWN_SLICES = "ranks also restored slices that their own node wrote"
 _LATE = 0.01  # of an operation's time: what is less changes no figure
 
 T = TypeVar("T")
+
+
+class Executor(AbstractContextManager["Executor"]):
+    """The jobs of a run: one, in this process. Those in ranks are a `RankGroup`."""
+
+    apart = False
+    """Whether there are several jobs, which have a directory each and do not run here alone."""
+    machines = 1
+    """The number of machines that the jobs are on."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+
+    def ask(self, count: int, what: Callable[[Job], T], release: Release | None = None) -> list[T]:
+        """Run `what` in the first `count` jobs at once; return their replies in order.
+
+        `release` is called when they begin, or just before with the moment at which they will.
+        """
+        assert count == 1
+        if release:
+            release(None)
+        return [what(self.job)]
+
+    def hand_over(self, shape: int) -> None:  # noqa: ARG002 -- ranks
+        """Give each job the digests of the files that it restores, if another job saved them."""
+        return
+
+    def counted(self, counted: Counted) -> Counted:
+        """Return `counted` of this machine with what all others counted during the operation."""
+        return counted
+
+    def make_cold(self, target: OpenTarget, name: str, ref: CheckpointRef) -> Cold:  # noqa: ARG002 -- ranks
+        """Evict the checkpoint `name` on every machine, and count what stays in page caches."""
+        return target.make_cold(name)
+
+    def inspect(self, stored: Stored, ref: CheckpointRef) -> Stored:  # noqa: ARG002 -- ranks
+        """Return `stored` of this machine with what the page caches of all others hold."""
+        return stored
+
+    def notes(
+        self,
+        operation: Operation,  # noqa: ARG002 -- ranks
+        done: Sequence[Done],  # noqa: ARG002 -- ranks
+        device: DeviceCounts | None,  # noqa: ARG002 -- ranks
+    ) -> tuple[str, ...]:
+        """Return notes for readers of an operation's figures."""
+        return ()
+
+    def __exit__(self, _: object, error: BaseException | None, trace: object) -> None:
+        """End the jobs. Of this process none has to end."""
 
 
 class RankGroup(Executor):

@@ -11,8 +11,9 @@ from pathlib import Path
 
 from iobench.bench.choose import choose
 from iobench.bench.plan import LEAST_POOL, READER_POOL, Plan
-from iobench.bench.processes.job import Job, LocalTargets
+from iobench.bench.processes.job import Job
 from iobench.bench.ranks.members import Members
+from iobench.bench.targets.directory import LocalTargets
 from iobench.environment.memory import available_bytes
 from iobench.errors import TargetError, UsageError
 from iobench.units import count_of, format_size

@@ -9,13 +9,14 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from iobench import linux
 from iobench.bench.processes.interrupts import deferred_interrupts
+from iobench.bench.targets.base import OpenTarget
 from iobench.checkpoint.staged import StagedCheckpoint
 from iobench.environment import DeviceMonitor, Machine, Storage, describe_machine, describe_storage
 from iobench.environment.mounts import mount_id_of, mounts_in
@@ -23,6 +24,7 @@ from iobench.environment.storage import check_directory
 from iobench.errors import TargetError, transfer_errors
 from iobench.units import MIB
 from iobench.writers.removal import remove_tree
+from iobench.writers.s3_store.target import is_s3
 
 _SPARE_FRACTION, _SPARE_BYTES = 0.05, 256 * MIB  # of the target's space left free
 
@@ -79,6 +81,36 @@ class DirectoryScratch:
         detach_mounts(path)
         if path.exists():
             remove_tree(path)
+
+
+class LocalTargets:
+    """The storage of a run on the machine of one rank.
+
+    With `counts`, this rank is the one that counts and settles there; on rank 0's machine the run
+    itself does that. `away` says that it is another machine than that of rank 0.
+    """
+
+    def __init__(self, scratch: Sequence[str], *, counts: bool, away: bool) -> None:
+        self.counts, self.away = counts, away
+        directories = [Path(one) for one in scratch if not is_s3(one)]
+        self._targets = [
+            OpenTarget.at(DirectoryScratch(directory=one), DeviceMonitor(one))
+            for one in directories
+        ]
+
+    def under(self, location: str) -> OpenTarget | None:
+        """Return the target of a checkpoint; None for one in a bucket."""
+        parents = Path(location).parents
+        return next((one for one in self._targets if one.scratch.directory in parents), None)
+
+    @contextmanager
+    def settled(self) -> Iterator[None]:
+        """Run a block, and return when earlier work of this machine has left the storage alone."""
+        with contextlib.ExitStack() as waits:
+            if self.counts:
+                for one in self._targets:
+                    waits.enter_context(one.settled())
+            yield
 
 
 PREFIX = ".iobench-run-"

@@ -11,7 +11,8 @@ from iobench.bench.axes import Variant
 from iobench.bench.contenders.base import Contender
 from iobench.bench.data.replay import Replay
 from iobench.bench.plan import Plan
-from iobench.bench.processes.job import Executor, Job
+from iobench.bench.processes.job import Job
+from iobench.bench.ranks.group import Executor
 from iobench.bench.ranks.members import Members, RankFacts
 from iobench.bench.ranks.setup import Setup, setups, show_token
 from iobench.bench.targets.base import OpenTarget

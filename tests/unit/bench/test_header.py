@@ -12,7 +12,8 @@ from iobench.bench.axes import Axes
 from iobench.bench.contenders.base import WriterContender
 from iobench.bench.judging.repeat import Repeat
 from iobench.bench.plan import Plan
-from iobench.bench.processes.job import Executor, Job
+from iobench.bench.processes.job import Job
+from iobench.bench.ranks.group import Executor
 from iobench.bench.runner import header
 from iobench.bench.targets import directory
 from iobench.bench.targets.directory import DirectoryTarget

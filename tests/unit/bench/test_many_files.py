@@ -15,7 +15,7 @@ import pytest
 from iobench.bench.axes import Axes
 from iobench.bench.data import states
 from iobench.bench.planning import make_plan
-from iobench.bench.processes.job import Executor
+from iobench.bench.ranks.group import Executor
 from iobench.bench.runner import header, own_job
 from iobench.bench.targets.base import OpenTarget
 from iobench.bench.trial import Trial

@@ -12,7 +12,8 @@ from iobench.bench.judging.repeat import Repeat
 from iobench.bench.judging.verdict import Context
 from iobench.bench.plan import Plan, WorldSize
 from iobench.bench.planning import plan_lines
-from iobench.bench.processes.job import CheckpointSizes, Executor, Job, Release
+from iobench.bench.processes.job import CheckpointSizes, Job, Release
+from iobench.bench.ranks.group import Executor
 from iobench.bench.ranks.setup import make_job
 from iobench.bench.runner import header
 from iobench.bench.targets.directory import DirectoryTarget
