@@ -14,8 +14,8 @@ from functools import partial
 import numpy as np
 import xxhash
 
+from iobench.checkpoint.content import StreamedImage
 from iobench.checkpoint.manifest import FileRecord, Piece, Pieces
-from iobench.checkpoint.streamed import StreamedImage
 from iobench.errors import DataMismatchError
 from iobench.formats.collector import collector_paused
 from iobench.units import KIB, MIB

@@ -23,10 +23,11 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from iobench.checkpoint.content import Content
 from iobench.checkpoint.ledger import Ledger
 from iobench.checkpoint.manifest import Manifest
 from iobench.checkpoint.place import (
@@ -34,7 +35,6 @@ from iobench.checkpoint.place import (
     PartOffer,
     PartTarget,
     Place,
-    SavedContent,
     SaveParticipant,
     Tier,
     Written,
@@ -51,14 +51,11 @@ _NEXT = "next checkpoint"
 _BEGIN = "the begin of a save"
 
 
-C = TypeVar("C", bound=SavedContent)
-
-
-class _Job(NamedTuple, Generic[C]):
+class _Job(NamedTuple):
     """What this rank writes, and how. The tensors are in `memory`, or else in the trainer's own."""
 
     save: Save
-    content: C
+    content: Content
     memory: Bytes | None
     target: PartTarget
 
@@ -72,7 +69,7 @@ class _Own(NamedTuple):
 
 
 @dataclass(kw_only=True)
-class Committer(Generic[C]):
+class Committer:
     """Commits checkpoints of all ranks on `hosts` through `writer`.
 
     `ledger` and `place` are those of rank 0; `place` chooses where a save goes. Background saves
@@ -80,10 +77,10 @@ class Committer(Generic[C]):
     """
 
     control: Control
-    format: Format[C]
+    format: Format
     writer: Writer
     ledger: Ledger | None
-    place: Callable[[Save, C], Place] | None
+    place: Callable[[Save, Content], Place] | None
     rate_bytes_per_s: int | None = None
     deadline_s: float = 0.0
     hosts: Sequence[str] = ("",)
@@ -95,7 +92,7 @@ class Committer(Generic[C]):
     _order: Order | None = field(default=None, init=False)
 
     def commit(
-        self, save: Save, content: C, memory: Bytes | None = None, *, limited: bool = False
+        self, save: Save, content: Content, memory: Bytes | None = None, *, limited: bool = False
     ) -> Committed:
         """Write the checkpoint with the other ranks. On return it is durable and visible.
 
@@ -130,7 +127,7 @@ class Committer(Generic[C]):
             self._order = Order(**found)
         return self._order
 
-    def _lead(self, ledger: Ledger, job: _Job[C]) -> Committed:
+    def _lead(self, ledger: Ledger, job: _Job) -> Committed:
         save, content = job.save, job.content
         order = Order(content.number, save.step, gone=self.gone())
         try:
@@ -159,7 +156,7 @@ class Committer(Generic[C]):
             raise save.error
 
     def _attempt(
-        self, place: Place, job: _Job[C], order: Order
+        self, place: Place, job: _Job, order: Order
     ) -> tuple[Committed | None, Place | None]:
         """Write the checkpoint at `place`. Return what this rank wrote, or the next place."""
         save, announced = job.save, False
@@ -238,7 +235,7 @@ class Committer(Generic[C]):
         if isinstance(failure, Exception):
             raise self._error(_commit_phase(order.step), failed) from failure
 
-    def _probe(self, share: int, job: _Job[C]) -> None:
+    def _probe(self, share: int, job: _Job) -> None:
         """Measure the local tier: every rank writes a part of its snapshot there, and removes it.
 
         The time is that of the slowest rank.
@@ -265,7 +262,7 @@ class Committer(Generic[C]):
         ]
         return RankError("; ".join(texts), ranks=ranks)
 
-    def _follow(self, job: _Job[C]) -> Committed:
+    def _follow(self, job: _Job) -> Committed:
         save, order = job.save, self.announced()
         assert order.number == job.content.number  # see Turns
         self._order = None
@@ -309,7 +306,7 @@ class Committer(Generic[C]):
         phase = f"vote on step {order.step}"
         return self.control.gather(phase, vote, deadline_s=self.deadline_s)
 
-    def _part(self, job: _Job[C], order: Order) -> _Own:
+    def _part(self, job: _Job, order: Order) -> _Own:
         """Write the files of this rank."""
         save = job.save
         waits = nullcontext() if self.tier is None else self.tier.saving()

@@ -8,15 +8,15 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic, TypeVar, cast
+from typing import Any
 
 import torch
 
 from iobench import linux
+from iobench.checkpoint.content import Streamed
 from iobench.checkpoint.ranked.messages import Turns
 from iobench.checkpoint.save import Save
 from iobench.checkpoint.slots import Slot, SlotPool
-from iobench.checkpoint.streamed import Streamed
 from iobench.errors import StateError
 from iobench.writers.blocks import interpreter_end
 from iobench.writers.blocks.channel import Channel, Lease, LeaseState, OnFull
@@ -27,15 +27,13 @@ _LOOK_AGAIN_S = 1.0
 _NO_LIMIT = 1 << 30
 _NICE = 10  # about a tenth of the CPU when training uses all of it
 
-T = TypeVar("T")
-
 
 @dataclass(kw_only=True)
-class Snapshot(Generic[T]):
+class Snapshot:
     """A save and its copy of the state; `content` describes the bytes in `memory`."""
 
     save: Save
-    content: T
+    content: Any
     slot: Slot | None = None
     streamed: Streamed | None = None
     """For a snapshot that is larger than its slot."""
@@ -54,19 +52,19 @@ class Snapshot(Generic[T]):
     @property
     def number(self) -> int:
         """Its number among the saves of all ranks."""
-        return int(cast(Any, self.content).number)
+        return int(self.content.number)
 
 
-Pick = Callable[[list[Lease[Snapshot[T]]]], list[Lease[Snapshot[T]]]]
+Pick = Callable[[list[Lease[Snapshot]]], list[Lease[Snapshot]]]
 """Gets the waiting snapshots, oldest first. Returns the one to write next, then those that stay."""
 
 
-def newest(waiting: list[Lease[Snapshot[T]]]) -> list[Lease[Snapshot[T]]]:
+def newest(waiting: list[Lease[Snapshot]]) -> list[Lease[Snapshot]]:
     """Write the newest snapshot next, and drop the others."""
     return waiting[-1:]
 
 
-class Persister(Generic[T]):
+class Persister:
     """Hands snapshots to a Channel, whose thread writes them with `persist`.
 
     A lease on a snapshot is the permit for one slot of `pool`: it is HELD from `take` to `submit`.
@@ -82,9 +80,9 @@ class Persister(Generic[T]):
     def __init__(
         self,
         pool: SlotPool,
-        persist: Callable[[Snapshot[T]], object],
+        persist: Callable[[Snapshot], object],
         *,
-        pick: Pick[T] | None = newest,
+        pick: Pick | None = newest,
         turns: Turns | None = None,
     ) -> None:
         self.pool = pool
@@ -97,13 +95,13 @@ class Persister(Generic[T]):
         self._preparing: Channel[Callable[[], None]] | None = None
 
     @property
-    def _channel(self) -> Channel[Snapshot[T]]:
+    def _channel(self) -> Channel[Snapshot]:
         """The channel of this process. A forked child has no snapshot or thread of its parent."""
         if self._made_channel.forked:
             self._made_channel = self._new_channel()
         return self._made_channel
 
-    def _new_channel(self) -> Channel[Snapshot[T]]:
+    def _new_channel(self) -> Channel[Snapshot]:
         return Channel(
             self._work,
             name="iobench-persister",
@@ -114,14 +112,14 @@ class Persister(Generic[T]):
             pick=None if self._pick is None else self._choose,
         )
 
-    def _choose(self, waiting: list[Lease[Snapshot[T]]]) -> list[Lease[Snapshot[T]]]:
+    def _choose(self, waiting: list[Lease[Snapshot]]) -> list[Lease[Snapshot]]:
         assert self._pick is not None
         failed = next((one for one in waiting if one.item.save.error is not None), None)
         if failed is None:
             return self._pick(waiting)
         return [failed, *(one for one in waiting if one is not failed)]  # other ranks wait for it
 
-    def take(self, lease: Lease[Snapshot[T]], *, pinned: bool, on_full: OnFull = "wait") -> bool:
+    def take(self, lease: Lease[Snapshot], *, pinned: bool, on_full: OnFull = "wait") -> bool:
         """Give the snapshot a slot; return False when no slot is free and `on_full` is "skip".
 
         "wait" waits for a free slot. "drop" takes the slot of the oldest waiting snapshot,
@@ -178,7 +176,7 @@ class Persister(Generic[T]):
             counts = turns.agreed(lambda: pool.counted(size_bytes))
         pool.count = min(counts)
 
-    def fit(self, lease: Lease[Snapshot[T]], *, pinned: bool) -> None:
+    def fit(self, lease: Lease[Snapshot], *, pinned: bool) -> None:
         """Make the slot of a snapshot large enough for its new size. Its contents may be lost.
 
         Raises StateError when the snapshot does not fit into memory.
@@ -218,7 +216,7 @@ class Persister(Generic[T]):
             self._preparing.close(drop=True)  # a page more at most: the slots are freed
             self._preparing = None
 
-    def give(self, lease: Lease[Snapshot[T]]) -> None:
+    def give(self, lease: Lease[Snapshot]) -> None:
         """Return the slot of the snapshot, unless it was submitted.
 
         With several ranks, one that this rank could not take is submitted: it fails in all ranks.
@@ -230,11 +228,11 @@ class Persister(Generic[T]):
         self._turns.remember(lease)
         self._channel.submit(lease)
 
-    def give_back(self, lease: Lease[Snapshot[T]]) -> None:
+    def give_back(self, lease: Lease[Snapshot]) -> None:
         """Return the slot of the snapshot, unless it was submitted. All ranks do."""
         self._channel.give_back(lease)
 
-    def submit(self, lease: Lease[Snapshot[T]]) -> None:
+    def submit(self, lease: Lease[Snapshot]) -> None:
         """Write the snapshot in the background, at once or in its turn; then its slot is free.
 
         Raises RuntimeError when no thread can be started; then the caller keeps the slot.
@@ -263,7 +261,7 @@ class Persister(Generic[T]):
         if lease is not None:
             self._channel.give_back(lease, LeaseState.QUEUED)
 
-    def wait_for(self, wait: Callable[[float], bool], lease: Lease[Snapshot[T]]) -> None:
+    def wait_for(self, wait: Callable[[float], bool], lease: Lease[Snapshot]) -> None:
         """Call `wait(seconds)` until it returns True, or the snapshot has no slot any more."""
         while not wait(_LOOK_AGAIN_S) and self._channel.holds(lease):
             pass
@@ -336,7 +334,7 @@ class Persister(Generic[T]):
             except RuntimeWarning as error:  # of a filter; raised in the trainer's thread
                 self._failures.append(error)
 
-    def _write(self, snapshot: Snapshot[T]) -> None:
+    def _write(self, snapshot: Snapshot) -> None:
         turns = self._turns
         try:
             if turns is None or turns.leads:
@@ -350,7 +348,7 @@ class Persister(Generic[T]):
             self.fail(snapshot.save, error)
             self.failed.append(snapshot.save.step)
 
-    def _follow(self, turns: Turns, snapshot: Snapshot[T]) -> None:
+    def _follow(self, turns: Turns, snapshot: Snapshot) -> None:
         """Write what rank 0 announces until it was this snapshot, or until that is dropped."""
         while not turns.is_dropped(snapshot.number):
             order = turns.announced()
@@ -367,7 +365,7 @@ class Persister(Generic[T]):
         if snapshot.save.error is None:
             snapshot.save.status = "dropped"
 
-    def _release(self, snapshot: Snapshot[T]) -> None:
+    def _release(self, snapshot: Snapshot) -> None:
         """Called when the lease has ended; a snapshot that still waits was never written."""
         if snapshot.save.status == "waiting":
             failure = self._made_channel.failure
@@ -383,9 +381,7 @@ class Persister(Generic[T]):
             self.pool.give(snapshot.slot)
 
 
-def end_unclosed(
-    pid: int, persister: Persister[T], ended: Callable[[Exception | None], None]
-) -> None:
+def end_unclosed(pid: int, persister: Persister, ended: Callable[[Exception | None], None]) -> None:
     """Finish the saves of an object that was never closed; then call `ended` with their failure.
 
     The garbage collector may call this in any thread, even in the persister's own, which must not

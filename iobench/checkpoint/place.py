@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from iobench.checkpoint.checksums import PieceDigests
 from iobench.checkpoint.ledger import Ledger
@@ -99,25 +99,6 @@ class RankedParticipant(SaveParticipant, Protocol):
         """Go on from what the files have, in all ranks; return `state` without it."""
 
 
-_C = TypeVar("_C", contravariant=True)
-
-
-class SavedContent(Protocol):
-    """The content of a save, as a commit sees it."""
-
-    @property
-    def number(self) -> int:
-        """Its number among the saves of all ranks; 0 in a job of one rank."""
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of the file of this rank."""
-
-    @property
-    def job_bytes(self) -> int:
-        """Bytes of the tensors of all ranks, in rank 0."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class PartTarget:
     """Where a rank writes its files of one checkpoint, and how."""
@@ -167,13 +148,13 @@ PartOffer = Callable[[FileImage, Part, str | None], None]
 In rank 0 also the part of the index that has the tensors of all ranks, as JSON."""
 
 
-class Format(Protocol[_C]):
+class Format(Protocol):
     """The files of a checkpoint."""
 
     def write(
         self,
         save: Save,
-        content: _C,
+        content: Any,
         memory: Bytes | None,
         target: PartTarget,
         offer: PartOffer | None,
@@ -187,7 +168,7 @@ class Format(Protocol[_C]):
     def publish(
         self,
         save: Save,
-        content: _C,
+        content: Any,
         own: Written,
         staged: Staged,
         votes: Sequence[str],

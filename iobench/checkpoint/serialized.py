@@ -9,7 +9,7 @@ import itertools
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,12 +18,18 @@ import torch
 
 from iobench.checkpoint.aliases import ALIGNMENT, Leaf
 from iobench.checkpoint.checksums import record_of, recorded
+from iobench.checkpoint.content import Content
 from iobench.checkpoint.manifest import Manifest, Pieces
-from iobench.checkpoint.place import PartOffer, PartTarget, Place, SaveParticipant, Written
+from iobench.checkpoint.place import (
+    PartOffer,
+    PartTarget,
+    Place,
+    SaveParticipant,
+    Written,
+)
 from iobench.checkpoint.save import Save
 from iobench.checkpoint.staged import Staged
 from iobench.checkpoint.state_tree import FlatState, Template, flatten
-from iobench.checkpoint.streamed import Streamed
 from iobench.errors import StateError
 from iobench.formats.collector import collector_paused
 from iobench.formats.many_parts import Numbers, PartsImage, ScatteredImage
@@ -76,16 +82,16 @@ class _Part(NamedTuple):
         return Leaf(self.dtype, self.shape, self.size_bytes, raw)
 
 
-class Structure:
+class Structure(Template):
     """What the files of a checkpoint have in common with those of the next one.
 
     The states of one training differ in their bytes and plain values only. So the layout of the
     tensor file and the JSON around the plain values are made once. They serve every later state
     that equals the first one in all that they depend on (docs/decisions/0040).
 
-    `names` are those of all tensors, and then of the arrays. `size_bytes` is the size of the tensor
-    file, and `pieces` are its parts in file order, "" for the header. It keeps no tensor alive, and
-    has no object for each leaf, which the garbage collector would look at.
+    `size_bytes` is the size of the tensor file, and `pieces` are its parts in file order, "" for
+    the header. It keeps no tensor alive, and has no object for each leaf, which the garbage
+    collector would look at.
     """
 
     def __init__(self, flat: FlatState) -> None:
@@ -95,12 +101,9 @@ class Structure:
             header, sizes = header_bytes(described)
         except ValueError as error:
             raise StateError(str(error)) from error
-        self.names = list(flat.tensors)
-        self.tensor_count = len(flat.tensors) - flat.array_count
-        self.layouts = flat.layouts
+        super().__init__(flat)
         self.pieces = Pieces([("", len(header)), *sizes.items()])
         self.size_bytes = sum(self.pieces.sizes)
-        self.template = Template(flat)
         self._parts = _parts(flat)
         self._file = FileLayout(header, list(filter(None, sizes.values())))
         self._find_leaves([name for name, size in sizes.items() if size])
@@ -136,20 +139,15 @@ class Structure:
         )
 
     @property
-    def on_cpu(self) -> bool:
-        """Whether all tensors are in host memory."""
-        return self.layouts.on_cpu
-
-    @property
     def header(self) -> Bytes:
         """The header of the tensor file."""
         return self._file.header
 
     @property
     def comparable(self) -> bool:
-        """Whether `template` and `has_aliases_of` can tell that a state has this structure."""
+        """Whether `find` and `has_aliases_of` can tell that a state has this structure."""
         # Shared memory on a device is copied through a tensor on a storage that contains all of it.
-        return self.template.comparable and (self.on_cpu or not len(self._shared))
+        return super().comparable and (self.on_cpu or not len(self._shared))
 
     def has_aliases_of(self, located: Located) -> bool:
         """Whether the tensors share memory like those of the first state, and no other ones do.
@@ -220,19 +218,10 @@ SKELETON = "state.json"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Serialized:
-    """Contents of the files `TENSORS` and `SKELETON`. The tensors are still the trainer's memory.
-
-    `tensors` are in the order of the state, and then its arrays; several may share one leaf.
-    """
+class Serialized(Content):
+    """Contents of the files `TENSORS` and `SKELETON`. Several tensors may share one leaf."""
 
     structure: Structure = field(repr=False)
-    skeleton: str = field(repr=False)
-    tensors: list[torch.Tensor] = field(repr=False)
-    located: Located = field(repr=False)
-    number: int = 0
-    """Among the saves of several ranks."""
-    streamed: Streamed | None = field(default=None, repr=False)
 
     @classmethod
     def of(cls, state: Any) -> Serialized:
@@ -243,25 +232,6 @@ class Serialized:
     def size_bytes(self) -> int:
         """Size of the tensor file."""
         return self.structure.size_bytes
-
-    @property
-    def job_bytes(self) -> int:
-        """The same: there is one rank."""
-        return self.size_bytes
-
-    @property
-    def on_cpu(self) -> bool:
-        return self.structure.on_cpu
-
-    @property
-    def processes(self) -> int:
-        """One: no other process saves at the same time."""
-        return 1
-
-    @property
-    def names(self) -> list[str]:
-        """The names of `tensors`."""
-        return self.structure.names
 
     def leaves(self) -> dict[str, Leaf]:
         """Return the leaves by name, in file order, on the memory of the state."""
@@ -277,29 +247,10 @@ class Serialized:
             return PartsImage(TENSORS, [self.structure.header, *leaves])
         return self.structure.image(TENSORS, self.located, self.tensors)
 
-    def whole_image(self) -> FileImage:
-        """Like `image`: the file has no checksums."""
-        return self.image()
-
-    def piece_end(self, position: int) -> int:
-        """Return `position`: the file has no checksums."""
-        return position
-
     def image_in(self, memory: Bytes) -> FileImage:
         """Return the tensor file whose snapshot begins at the first byte of `memory`."""
         image = FileImage.of(TENSORS, [memory[: self.size_bytes]])
         return image if self.streamed is None else self.streamed.image(image)
-
-    def to_be_copied_later(self) -> Serialized:
-        """Return the same for a copy while the trainer goes on: arrays are copied at once."""
-        structure = self.structure
-        tensors, located = structure.layouts.held(self.tensors, structure.tensor_count)
-        return replace(self, tensors=tensors, located=located)
-
-    def without_memory(self, streamed: Streamed | None = None) -> Serialized:
-        """Return what is needed after the copy: it keeps no tensor and no array alive."""
-        nowhere = Located.nowhere()
-        return replace(self, tensors=[], located=nowhere, streamed=streamed)
 
     def skeleton_image(self) -> FileImage:
         return FileImage.of(SKELETON, [np.frombuffer(self.skeleton.encode(), dtype=np.uint8)])
@@ -341,21 +292,14 @@ class Serializer:
         structure = self._last
         if structure is None:
             return None
-        try:
-            found = structure.template.collect(state)
-        except StateError:  # raised again by `flatten`
-            return None
-        if found is None:
-            return None
-        tensors = [*found.tensors, *found.arrays]
-        located = structure.layouts.locate(tensors)
-        if located is None or not structure.has_aliases_of(located):
+        found = structure.find(state)
+        if found is None or not structure.has_aliases_of(found.located):
             return None
         return Serialized(
             structure=structure,
-            skeleton=structure.template.skeleton(found.texts),
-            tensors=tensors,
-            located=located,
+            skeleton=structure.skeleton(found.texts),
+            tensors=found.tensors,
+            located=found.located,
         )
 
     def _anew(self, state: Any) -> Serialized:
@@ -370,7 +314,7 @@ class Serializer:
             self._last = structure
         return Serialized(
             structure=structure,
-            skeleton=structure.template.skeleton(flat.plain_texts()),
+            skeleton=structure.skeleton(flat.plain_texts()),
             tensors=tensors,
             located=located,
         )

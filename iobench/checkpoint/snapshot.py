@@ -5,14 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterator, Sequence
-from typing import Generic, Protocol, Self, TypeVar
-
-import torch
+from collections.abc import Iterator
 
 from iobench import linux
+from iobench.checkpoint.content import Content, Streamed
 from iobench.checkpoint.persister import Persister, Snapshot
-from iobench.checkpoint.streamed import Streamed
 from iobench.errors import StateError
 from iobench.units import MIB
 from iobench.writers.blocks.channel import Lease, LeaseState
@@ -29,48 +26,6 @@ _BLOCK = 16 * MIB
 _ALONE = 64 * MIB  # of one thread: a block costs 0.06 ms of Python and system calls
 _MOST_THREADS = 8
 _NICE = 15  # below the persister
-
-
-class Content(Protocol):
-    """The file of a snapshot, before its copy: on the memory of the trainer's tensors."""
-
-    @property
-    def size_bytes(self) -> int:
-        """Size of the file."""
-
-    @property
-    def on_cpu(self) -> bool:
-        """Whether all tensors are in host memory."""
-
-    @property
-    def processes(self) -> int:
-        """Processes of this machine that copy at the same time."""
-
-    @property
-    def names(self) -> Sequence[str]:
-        """The names of `tensors`."""
-
-    @property
-    def tensors(self) -> list[torch.Tensor]:
-        """The tensors of the state."""
-
-    def image(self) -> FileImage:
-        """Return the file on the memory of the state."""
-
-    def whole_image(self) -> FileImage:
-        """Like `image`, with the checksums that the format has."""
-
-    def piece_end(self, position: int) -> int:
-        """Return the first byte, from `position` on, whose checksum depends on none before it."""
-
-    def to_be_copied_later(self) -> Self:
-        """Return the same for a copy while the trainer goes on."""
-
-    def without_memory(self, streamed: Streamed | None = None) -> Self:
-        """Return what is needed after the copy. `streamed` has what is not copied."""
-
-
-_C = TypeVar("_C", bound=Content)
 
 
 _OnGpu = tuple[FileImage, DeviceCopies]
@@ -168,7 +123,7 @@ def _versions(content: Content) -> dict[str, int]:
     }
 
 
-class LazyCopy(Generic[_C]):
+class LazyCopy:
     """`copy_into` in a thread, during the next forward and backward pass.
 
     Only torch tensors are read later; numpy arrays and plain values are copied at once. `run`
@@ -180,10 +135,10 @@ class LazyCopy(Generic[_C]):
     """
 
     def __init__(
-        self, lease: Lease[Snapshot[_C]], persister: Persister[_C], *, waits: bool = False
+        self, lease: Lease[Snapshot], persister: Persister, *, waits: bool = False
     ) -> None:
         self._lease, self._persister = lease, persister
-        content = lease.item.content
+        content: Content = lease.item.content
         self._content = content = content if waits else content.to_be_copied_later()
         self._versions = {} if waits else _versions(content)
         if lease.item.begin:
@@ -220,10 +175,8 @@ class LazyCopy(Generic[_C]):
             )
 
     def _stream(self, streamed: Streamed) -> None:
-        if self._on_gpu is not None:
-            self._on_gpu[
-                1
-            ].wait()  # what the trainer has queued: the writer's streams do not know it
+        if self._on_gpu is not None:  # for what the trainer has queued: the writer does not know it
+            self._on_gpu[1].wait()
         self._lease.item.content = self._content.without_memory(streamed)
         with contextlib.suppress(OSError):  # the trainer waits for the writer
             linux.yield_to_others(_NICE)

@@ -19,7 +19,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 import numpy as np
@@ -29,7 +29,7 @@ from iobench.checkpoint.aliases import Leaf, View, share
 from iobench.checkpoint.per_rank import PerRank
 from iobench.errors import StateError
 from iobench.formats.safetensors_header import DTYPES
-from iobench.formats.tensor_layouts import TensorLayout, TensorLayouts, all_plain
+from iobench.formats.tensor_layouts import Located, TensorLayout, TensorLayouts, all_plain
 from iobench.formats.tensors import dtype_name, resolved, tensor_from_bytes, torch_dtype
 
 json_text = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
@@ -227,10 +227,27 @@ class FlatState:
         return {at: json_text(container[key]) for at, (container, key) in enumerate(self.plain)}
 
 
+class KnownState(NamedTuple):
+    """A state of a known structure: `texts` are its plain values as JSON, by number.
+
+    `tensors` are its tensors, and then its arrays as tensors on their memory.
+    """
+
+    texts: Mapping[int, str]
+    tensors: list[torch.Tensor]
+    located: Located
+
+
 class Template:
-    """What a state has in common with the next one of the same structure; no tensor, no value."""
+    """What a state has in common with the next one of the same structure; no tensor, no value.
+
+    `names` are those of all tensors, and then of the arrays.
+    """
 
     def __init__(self, flat: FlatState) -> None:
+        self.names = list(flat.tensors)
+        self.tensor_count = len(flat.tensors) - flat.array_count
+        self.layouts = flat.layouts
         self._spec = flat.spec
         if flat.spec is None:
             self.texts, self._order = [json_text(flat.skeleton)], list[int]()
@@ -244,17 +261,29 @@ class Template:
         self.texts, self._order = parts[::2], list(map(int, parts[1::2]))
 
     @property
+    def on_cpu(self) -> bool:
+        """Whether all tensors are in host memory."""
+        return self.layouts.on_cpu
+
+    @property
     def comparable(self) -> bool:
-        """Whether `collect` can tell that a state has this structure."""
+        """Whether `find` can tell that a state has this structure."""
         return self._spec is not None
 
-    def collect(self, state: Any) -> Collected | None:
-        """Return the tensors, arrays and plain values of a state; None for another structure.
+    def find(self, state: Any) -> KnownState | None:
+        """Return what `state` has; None if its structure or the layout of a tensor is another one.
 
-        The tensors are not compared yet.
+        Which tensors share memory is not compared. None too for what `flatten` raises StateError.
         """
         found = Collected(encode=plain_text)
-        return found if self._spec and self._spec.match(state, found) else None
+        try:
+            if self._spec is None or not self._spec.match(state, found):
+                return None
+        except StateError:
+            return None
+        tensors = [*found.tensors, *found.arrays]
+        located = self.layouts.locate(tensors)
+        return None if located is None else KnownState(found.texts, tensors, located)
 
     def skeleton(self, texts: Mapping[int, str]) -> str:
         """Return the JSON of the skeleton with `texts` as the plain values, by number."""

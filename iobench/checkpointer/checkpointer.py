@@ -454,7 +454,7 @@ class Checkpointer:
 class _Exports:
     """A thread that exports checkpoints; `persister` gets what fails, for the trainer."""
 
-    def __init__(self, persister: Persister[Any], ledger: Ledger) -> None:
+    def __init__(self, persister: Persister, ledger: Ledger) -> None:
         self._persister, self._ledger = persister, ledger
         channel: Channel[Callable[[], None]] = Channel(
             lambda: channel.serve(lambda run: run()),

@@ -197,8 +197,8 @@ class Opening:
     memory: SnapshotMemory | None = field(default=None, init=False)
     replicator: Replicator | None = field(default=None, init=False)
     contents: Contents = field(init=False)
-    committer: Committer[Any] = field(init=False)
-    persister: Persister[Any] = field(init=False)
+    committer: Committer = field(init=False)
+    persister: Persister = field(init=False)
     restoring: Restoring = field(init=False)
 
     def open(self) -> None:
@@ -275,7 +275,7 @@ class Opening:
         self.ledger = self.restoring.ledger = Ledger(self.store, keep)
         self.restoring.begin()
 
-    def _new_committer(self, places: list[Any]) -> Committer[Any]:
+    def _new_committer(self, places: list[Any]) -> Committer:
         """Return what commits checkpoints; `places` are the hosts and nodes of the ranks."""
         ranks, hosts = self.ranks, [host for host, _ in places]
         self.contents = Serializer()
@@ -317,11 +317,11 @@ class Opening:
         local = LocalPlace(store=self.store, writer=writer, ledger=ledger, shared=shared)
         return lambda *_: local
 
-    def _new_persister(self, keep: Retention) -> Persister[Any]:
+    def _new_persister(self, keep: Retention) -> Persister:
         """Return what writes snapshots in the background. `keep` is the user's."""
         ranks, committer, turns = self.ranks, self.committer, None
 
-        def persist(snapshot: Snapshot[Any]) -> Committed:
+        def persist(snapshot: Snapshot) -> Committed:
             memory = None if snapshot.slot is None else snapshot.memory
             return committer.commit(snapshot.save, snapshot.content, memory, limited=True)
 

@@ -61,8 +61,8 @@ class Saving:
 
     ranks: JobRanks
     contents: Contents
-    committer: Committer[Any]
-    persister: Persister[Any]
+    committer: Committer
+    persister: Persister
     ledger: Ledger | None
     on_full: OnFull
     lazy: bool
@@ -73,14 +73,14 @@ class Saving:
     memory: SnapshotMemory | None = None
     participant: SaveParticipant | None = None
     saves: deque[Save] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
-    _copies: Channel[LazyCopy[Any]] = field(init=False)
+    _copies: Channel[LazyCopy] = field(init=False)
     _lazy_save: Save | None = field(default=None, init=False)
     _asked: _Asked | None = field(default=None, init=False)
     _number: int = field(default=0, init=False)
     _pid: int = field(default_factory=os.getpid, init=False)
 
     def __post_init__(self) -> None:
-        copies: Channel[LazyCopy[Any]] = Channel(
+        copies: Channel[LazyCopy] = Channel(
             lambda: copies.serve(LazyCopy.run), name="iobench-snapshot", lingers=False, daemon=False
         )
         self._copies = copies
@@ -100,8 +100,8 @@ class Saving:
         """Take a snapshot of `state`. See Checkpointer.save_async."""
         began_s = time.perf_counter()
         save = Save(step=step, status="copying", created_s=time.time())
-        lease: Lease[Snapshot[Any]] | None = None
-        copy: Lease[LazyCopy[Any]] | None = None
+        lease: Lease[Snapshot] | None = None
+        copy: Lease[LazyCopy] | None = None
         try:
             content = self._begin_copy(state, save)
             lease = Lease(Snapshot(save=save, content=content))
@@ -208,7 +208,7 @@ class Saving:
             self.participant.hold(save)
         return content
 
-    def _agreed_content(self, lease: Lease[Snapshot[Any]]) -> Any:
+    def _agreed_content(self, lease: Lease[Snapshot]) -> Any:
         """Return what was copied, after all ranks agreed to it.
 
         If the state of another rank has a new structure, this rank may write other parts: they are
@@ -223,7 +223,7 @@ class Saving:
                 snapshot.save.pages_s = copy_into(snapshot.memory, snapshot.content)
         return snapshot.content
 
-    def _give_up(self, lease: Lease[Snapshot[Any]]) -> None:
+    def _give_up(self, lease: Lease[Snapshot]) -> None:
         """Return the slot of a save that failed here; it fails in all ranks."""
         asked, self._asked = self._asked, None
         save = lease.item.save
@@ -252,7 +252,7 @@ class Saving:
             f"a save failed in the background; ranks {ranks} had not raised it yet", ranks=ranks
         )
 
-    def _save_from_gpu(self, lease: Lease[Snapshot[Any]]) -> None:
+    def _save_from_gpu(self, lease: Lease[Snapshot]) -> None:
         save, content = lease.item.save, lease.item.content
         memory = None
         try:

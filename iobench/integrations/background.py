@@ -146,7 +146,7 @@ class _Persist:
     actions: list[tuple[Save, Callable[[], None]]] = field(default_factory=list)
     unraised: list[Save] = field(default_factory=list)
 
-    def __call__(self, snapshot: Snapshot[_File]) -> None:
+    def __call__(self, snapshot: Snapshot) -> None:
         try:
             self._write(snapshot)
         except BaseException:
@@ -166,7 +166,7 @@ class _Persist:
         with self.lock:
             self.unraised[:] = [save for save in self.unraised if save.error is None]
 
-    def _write(self, snapshot: Snapshot[_File]) -> None:
+    def _write(self, snapshot: Snapshot) -> None:
         save, file, memory = snapshot.save, snapshot.content, snapshot.memory
         save.status = "writing"
         copies = {start: memory[start : start + size] for start, size in file.layout.sizes.items()}

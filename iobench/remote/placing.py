@@ -8,10 +8,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from iobench.checkpoint.content import Content
 from iobench.checkpoint.ledger import Ledger
 from iobench.checkpoint.manifest import Manifest
 from iobench.checkpoint.object_store import ObjectStore
-from iobench.checkpoint.place import LocalPlace, Place, SavedContent
+from iobench.checkpoint.place import LocalPlace, Place
 from iobench.checkpoint.ranked.messages import VoteError
 from iobench.checkpoint.save import Save
 from iobench.checkpoint.staged import Staged
@@ -101,7 +102,7 @@ class Placing:
     choice: Placement
     shared: bool
 
-    def place(self, save: Save, content: SavedContent) -> Place:
+    def place(self, save: Save, content: Content) -> Place:
         """Return the place of `save`. Raises TransferError when the tiers cannot be looked at."""
         size, tier = content.job_bytes, self.tier
         if self.ledger.holds(save.step):

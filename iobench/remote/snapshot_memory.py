@@ -6,7 +6,6 @@ import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
 
 from iobench import linux
 from iobench.checkpoint.ledger import Ledger
@@ -34,8 +33,6 @@ from iobench.writers.transfer import Meter, Transfer
 
 __all__ = ["MemoryCandidates", "MemoryReader", "SnapshotMemory"]
 
-T = TypeVar("T")
-
 _BLOCK = 4 * MIB  # the checksum that follows finds it in the cache of the CPU
 _MOST_THREADS = 8
 
@@ -55,7 +52,7 @@ class SnapshotMemory:
 
     def open(
         self,
-        persist: Callable[[Snapshot[T]], Committed],
+        persist: Callable[[Snapshot], Committed],
         *,
         ledger: Ledger | None,
         keep: Retention,
@@ -65,7 +62,7 @@ class SnapshotMemory:
         in_order: bool,
         newest_first: bool,
         turns: Turns | None = None,
-    ) -> Persister[T]:
+    ) -> Persister:
         """Return the persister. `ledger` and `local` are those of rank 0; `keep` is the user's.
 
         `local` is the store if it drains. `stored` returns where the copies of a committed save
@@ -78,14 +75,14 @@ class SnapshotMemory:
         if ledger is not None and isinstance(store, DirectoryStore):
             self.pool.status = MemoryStatusFile(self.pool, store.directory, ranks=self._ranks)
 
-        def kept(snapshot: Snapshot[T]) -> None:
+        def kept(snapshot: Snapshot) -> None:
             found = persist(snapshot)
             if isinstance(snapshot.slot, MemorySlot):
                 snapshot.slot.kept = _kept(snapshot, found)
 
         return Persister(self.pool, kept, pick=None if in_order else self._pick, turns=turns)
 
-    def _pick(self, waiting: list[Lease[Snapshot[T]]]) -> list[Lease[Snapshot[T]]]:
+    def _pick(self, waiting: list[Lease[Snapshot]]) -> list[Lease[Snapshot]]:
         """Write the oldest snapshot next, or the newest one if the trainer drops old ones.
 
         One that retention would remove at once, as newer ones wait or are durable, is dropped.
@@ -281,7 +278,7 @@ class MemoryReader:
         return meter.transfer(self.name, "read", size, durable=False)
 
 
-def _kept(snapshot: Snapshot[Any], found: Committed) -> Kept:
+def _kept(snapshot: Snapshot, found: Committed) -> Kept:
     """Return what the slot has of the checkpoint: all of its files, or the file of this rank."""
     content = snapshot.content
     if found.manifest is not None:

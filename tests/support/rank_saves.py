@@ -16,9 +16,9 @@ import torch
 
 import iobench
 from iobench.checkpoint import piece_reader as reader
+from iobench.checkpoint.content import Streamed
 from iobench.checkpoint.ranked.dcp_files import DcpFormat
 from iobench.checkpoint.slots import SlotPool
-from iobench.checkpoint.streamed import Streamed
 from iobench.errors import StateError
 from iobench.ranks.control import Control, shared_control
 from tests.support.fake_device import states_on_a_gpu

@@ -9,7 +9,7 @@ import functools
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -27,13 +27,13 @@ from torch.distributed.checkpoint.planner import (
     WriteItemType,
 )
 
+from iobench.checkpoint.content import Content
 from iobench.checkpoint.ranked.structure import Held, LocalState, RankStructure, local_state
-from iobench.checkpoint.streamed import Streamed
 from iobench.errors import StateError
 from iobench.formats.collector import collector_paused
 from iobench.formats.dcp_file import DcpFile
 from iobench.formats.many_parts import Numbers
-from iobench.formats.tensor_layouts import Located, numbers
+from iobench.formats.tensor_layouts import numbers
 from iobench.formats.tensors import dtype_name, tensor_bytes, tensor_memory, torch_dtype
 from iobench.ranks.together import JobRanks
 from iobench.writers.image import Bytes, FileImage
@@ -235,24 +235,17 @@ def data_file(rank: int) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RankContent:
-    """The parts of tensors that this rank writes; the tensors are still the trainer's memory.
+class RankContent(Content):
+    """The parts of tensors that this rank writes.
 
-    `number` counts the saves of this job, -1 before all ranks have agreed to it. `processes` are
-    the ranks of this machine. `skeleton` is the JSON of the state around the tensors. `alike`: all
-    ranks have the same skeleton, PerRank excepted.
+    `number` is -1 before all ranks have agreed to it. `alike`: all ranks have the same skeleton,
+    PerRank excepted.
     """
 
-    number: int
     rank: int
-    processes: int
     structure: RankStructure = field(repr=False)
     plan: RankPlan = field(repr=False)
-    skeleton: str = field(repr=False)
     alike: bool
-    tensors: list[torch.Tensor] = field(repr=False)
-    located: Located = field(repr=False)
-    streamed: Streamed | None = field(default=None, repr=False)
 
     @property
     def size_bytes(self) -> int:
@@ -264,15 +257,6 @@ class RankContent:
         """Bytes of the tensors of all ranks, in rank 0."""
         assert self.plan.whole is not None
         return self.plan.whole.size_bytes
-
-    @property
-    def on_cpu(self) -> bool:
-        return self.structure.on_cpu
-
-    @property
-    def names(self) -> list[str]:
-        """The names of `tensors`."""
-        return self.structure.names
 
     def _stored(self) -> Iterator[tuple[BoxSource, tuple[int, ...]]]:
         """Yield the source and the shape of each box with elements, in file order."""
@@ -332,16 +316,6 @@ class RankContent:
         if self.streamed is None:
             return file.image_in(path, memory, end)
         return self.streamed.image(file.image_in(path, memory, end, begin=self.streamed.begin))
-
-    def to_be_copied_later(self) -> RankContent:
-        """Return the same for a copy while the trainer goes on: arrays are copied at once."""
-        structure = self.structure
-        tensors, located = structure.layouts.held(self.tensors, structure.tensor_count)
-        return replace(self, tensors=tensors, located=located)
-
-    def without_memory(self, streamed: Streamed | None = None) -> RankContent:
-        """Return what is needed after the copy: it keeps no tensor and no array alive."""
-        return replace(self, tensors=[], located=Located.nowhere(), streamed=streamed)
 
 
 class Planning:

@@ -22,7 +22,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from iobench.checkpoint.aliases import Leaf, View
 from iobench.checkpoint.per_rank import PerRank
 from iobench.checkpoint.rebuild import unflatten
-from iobench.checkpoint.state_tree import Collected, FlatState, Share, Template, flatten, json_text
+from iobench.checkpoint.state_tree import FlatState, KnownState, Share, Template, flatten, json_text
 from iobench.errors import StateError
 from iobench.formats.many_parts import Numbers
 from iobench.formats.tensor_layouts import Located, TensorLayout, numbers
@@ -302,17 +302,15 @@ class Held(NamedTuple):
         return cls(local.dtype, tuple(whole.shape), offsets, sizes)
 
 
-class RankStructure:
-    """`names` are those of the tensors and arrays in the order of the state.
+class RankStructure(Template):
+    """`held` are the parts of the tensors by name, `tied` the names of tensors that are others.
 
-    `held` are their parts, `tied` the names of tensors that are others. `key` is a hash of all
-    that a plan depends on. It keeps no tensor alive.
+    `key` is a hash of all that a plan depends on. It keeps no tensor alive.
     """
 
     def __init__(self, flat: FlatState, sharded: Sequence[DTensor | None]) -> None:
+        super().__init__(flat)
         tensors = list(flat.tensors.values())
-        self.names = list(flat.tensors)
-        self.tensor_count = len(tensors) - flat.array_count
         wholes = [*sharded, *([None] * flat.array_count)]
         self.held = {
             name: Held.of(name, tensor, whole)
@@ -322,11 +320,8 @@ class RankStructure:
         self.strides = {
             name: tensor.stride() for name, tensor in zip(self.names, tensors, strict=True)
         }
-        self.layouts = flat.layouts
-        self.on_cpu = self.layouts.on_cpu
         self.digest = _hash(json_text(shared_skeleton(flat.skeleton)))
         """Of what must be the same on all ranks: the first skeleton, without PerRank."""
-        self.template = Template(flat)
         self._specs = [None if whole is None else whole._spec for whole in sharded]
         self._shared = sorted(set(range(len(flat.plain))) - flat.per_rank)
         number = {name: at for at, name in enumerate(self.names)}
@@ -342,20 +337,18 @@ class RankStructure:
             (name, kind, *held, self.strides[name])
             for (name, held), kind in zip(self.held.items(), kinds, strict=True)
         ]
-        self.key = _hash(
-            repr((rows, self.tied, self.digest if not flat.spec else self.template.texts))
-        )
+        self.key = _hash(repr((rows, self.tied, self.digest if not flat.spec else self.texts)))
 
-    def collect(self, state: Any, sharded: Sequence[DTensor | None]) -> Collected | None:
-        """Return the parts of a localized state; None if its structure is another one."""
-        found = self.template.collect(state)
-        if found is None or len(sharded) != len(self._specs):
+    def find_sharded(self, state: Any, sharded: Sequence[DTensor | None]) -> KnownState | None:
+        """Like `find`, for a localized state. Also None if the shardings or ties are others."""
+        if len(sharded) != len(self._specs):
             return None
         for whole, spec in zip(sharded, self._specs, strict=True):
             found_spec = None if whole is None else whole._spec
             if found_spec is not spec and found_spec != spec:
                 return None
-        return found
+        found = self.find(state)
+        return found if found and self.still_tied(found.located.addresses) else None
 
     def still_tied(self, addresses: Numbers) -> bool:
         """Whether the tensors are tied like those of the first state."""
@@ -390,17 +383,9 @@ def local_state(state: Any, rank: int, last: RankStructure | None) -> LocalState
     """
     wholes: list[DTensor | None] = []
     tree = localized(state, wholes)
-    found = None
-    try:
-        found = last.collect(tree, wholes) if last else None
-    except StateError:  # raised again by `flatten`
-        found = None
-    if last and found:
-        tensors = [*found.tensors, *found.arrays]
-        located = last.layouts.locate(tensors)
-        if located is not None and last.still_tied(located.addresses):
-            skeleton, digest = last.template.skeleton(found.texts), last.plain_digest(found.texts)
-            return LocalState(last, skeleton, digest, tensors, wholes, located)
+    if last and (found := last.find_sharded(tree, wholes)):
+        skeleton, digest = last.skeleton(found.texts), last.plain_digest(found.texts)
+        return LocalState(last, skeleton, digest, found.tensors, wholes, found.located)
     flat = flatten(tree, rank=rank, share=tied(wholes))
     if len(flat.tensors) - flat.array_count != len(wholes):
         raise StateError("the attributes of an OrderedDict hold tensors; move them into the state")
@@ -410,7 +395,7 @@ def local_state(state: Any, rank: int, last: RankStructure | None) -> LocalState
     if located is None:
         raise StateError("the storage of a tensor is smaller than the tensor")
     texts = flat.plain_texts()
-    skeleton = structure.template.skeleton(texts)
+    skeleton = structure.skeleton(texts)
     return LocalState(structure, skeleton, structure.plain_digest(texts), tensors, wholes, located)
 
 

@@ -14,8 +14,8 @@ from support.fake_cuda import FakeCuda
 from support.fake_device import states_on_a_gpu
 
 from iobench import Checkpointer, KeepLast, Memory, Remote, load_checkpoint
+from iobench.checkpoint.content import Streamed
 from iobench.checkpoint.slots import SlotPool
-from iobench.checkpoint.streamed import Streamed
 from iobench.errors import StateError, TransferError
 from iobench.remote.memory import MemoryTier
 from iobench.remote.memory_pool import MemoryPool

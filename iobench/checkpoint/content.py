@@ -1,16 +1,89 @@
-"""Streamed: the file of a snapshot that is larger than its slot, which has only the end of it."""
+"""Content: what a rank writes in a save.
+
+Streamed: the file of a snapshot that is larger than its slot, which has only the end of it.
+"""
 
 from __future__ import annotations
 
 import bisect
 import functools
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Self
 
+import torch
+
+from iobench.checkpoint.state_tree import Template
 from iobench.errors import TransferError
 from iobench.formats.many_parts import ManyParts
+from iobench.formats.tensor_layouts import Located
 from iobench.writers.device.base import Device
 from iobench.writers.image import AnyMemory, FileImage, Segment
+
+
+@dataclass(frozen=True, kw_only=True)
+class Content(ABC):
+    """What this rank writes in a save: a file of tensors, and JSON around them, `skeleton`.
+
+    `tensors` are those of the state, and then its arrays: the trainer's memory, before the copy.
+    `number` is its number among the saves of all ranks, 0 in a job of one rank. `processes` of this
+    machine copy at the same time. `streamed` has what is not copied.
+    """
+
+    structure: Template = field(repr=False)
+    skeleton: str = field(repr=False)
+    tensors: list[torch.Tensor] = field(repr=False)
+    located: Located = field(repr=False)
+    number: int = 0
+    processes: int = 1
+    streamed: Streamed | None = field(default=None, repr=False)
+
+    @property
+    @abstractmethod
+    def size_bytes(self) -> int:
+        """Bytes of the tensors in the file of this rank."""
+
+    @property
+    def job_bytes(self) -> int:
+        """Bytes of the tensors of all ranks, in rank 0."""
+        return self.size_bytes
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether all tensors are in host memory."""
+        return self.structure.on_cpu
+
+    @property
+    def names(self) -> list[str]:
+        """The names of `tensors`."""
+        return self.structure.names
+
+    @abstractmethod
+    def image(self) -> FileImage:
+        """Return the file on the trainer's own memory, which must not change.
+
+        Only tensors that are not contiguous are copied.
+        """
+
+    def whole_image(self) -> FileImage:
+        """Like `image`, with the checksums that the format has in the file."""
+        return self.image()
+
+    def piece_end(self, position: int) -> int:
+        """Return the first byte, from `position` on, whose checksum depends on none before it."""
+        return position
+
+    def to_be_copied_later(self) -> Self:
+        """Return the same for a copy while the trainer goes on: arrays are copied at once."""
+        structure = self.structure
+        tensors, located = structure.layouts.held(self.tensors, structure.tensor_count)
+        return replace(self, tensors=tensors, located=located)
+
+    def without_memory(self, streamed: Streamed | None = None) -> Self:
+        """Return what is needed after the copy: it keeps no tensor and no array alive."""
+        return replace(self, tensors=[], located=Located.nowhere(), streamed=streamed)
 
 
 class Streamed:
