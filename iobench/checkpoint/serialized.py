@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from iobench.checkpoint.aliases import ALIGNMENT, Leaf
+from iobench.checkpoint.aliases import ALIGNMENT
 from iobench.checkpoint.checksums import record_of, recorded
 from iobench.checkpoint.content import Content
 from iobench.checkpoint.manifest import Manifest, Pieces
@@ -66,20 +66,8 @@ class _Part(NamedTuple):
     It begins `shift` bytes after the tensor with the number `tensor`.
     """
 
-    dtype: str
-    shape: tuple[int, ...]
-    size_bytes: int
     tensor: int
     shift: int
-
-    def leaf(self, tensors: Sequence[torch.Tensor]) -> Leaf:
-        """Return the leaf on the memory of a state."""
-        tensor = tensors[self.tensor].detach()
-        storage = tensor.untyped_storage()
-        begin = tensor.data_ptr() + self.shift - storage.data_ptr()
-        raw = torch.empty(0, dtype=torch.uint8, device=tensor.device)
-        raw.set_(storage, begin, (self.size_bytes,), (1,))
-        return Leaf(self.dtype, self.shape, self.size_bytes, raw)
 
 
 class Structure(Template):
@@ -104,31 +92,30 @@ class Structure(Template):
         super().__init__(flat)
         self.pieces = Pieces([("", len(header)), *sizes.items()])
         self.size_bytes = sum(self.pieces.sizes)
-        self._parts = _parts(flat)
+        parts = _parts(flat)
         self._file = FileLayout(header, list(filter(None, sizes.values())))
-        self._find_leaves([name for name, size in sizes.items() if size])
-        self._find_views(flat)
+        self._find_leaves([name for name, size in sizes.items() if size], parts)
+        self._find_views(flat, parts)
 
-    def _find_leaves(self, names: list[str]) -> None:
+    def _find_leaves(self, names: list[str], parts: Mapping[str, _Part]) -> None:
         """Find the memory of the leaves `names`, which are those in the file, in its order."""
         number = dict(zip(self.names, itertools.count()))
         self._tensors = numbers(map(number.__getitem__, names))
         self._reaches = self.layouts.reaches[self._tensors]
         scattered = ~self.layouts.contiguous[self._tensors]
         self._shifts = np.zeros_like(self._tensors)
-        self._shared = [at for at, name in enumerate(names) if name in self._parts]
+        self._shared = [at for at, name in enumerate(names) if name in parts]
         for at in self._shared:
-            part = self._parts[names[at]]
-            self._tensors[at], self._shifts[at] = part.tensor, part.shift
-            self._reaches[at], scattered[at] = part.size_bytes, False
+            self._tensors[at], self._shifts[at] = parts[names[at]]
+            self._reaches[at], scattered[at] = self._file.lengths[at + 1], False
         self._copied = np.flatnonzero(scattered).tolist()
 
-    def _find_views(self, flat: FlatState) -> None:
+    def _find_views(self, flat: FlatState, parts: Mapping[str, _Part]) -> None:
         """Find the tensors that share memory, and their distances in bytes."""
         number = {name: at for at, name in enumerate(self.names)} if flat.views else {}
         members = [number[name] for name in flat.views]
         bases = [
-            self._parts[view.leaf].tensor if view.leaf in self._parts else number[view.leaf]
+            parts[view.leaf].tensor if view.leaf in parts else number[view.leaf]
             for view in flat.views.values()
         ]
         tensors = list(flat.tensors.values()) if flat.views else []
@@ -137,11 +124,6 @@ class Structure(Template):
             tensors[member].data_ptr() - tensors[base].data_ptr()
             for member, base in zip(members, bases, strict=True)
         )
-
-    @property
-    def header(self) -> Bytes:
-        """The header of the tensor file."""
-        return self._file.header
 
     @property
     def comparable(self) -> bool:
@@ -163,21 +145,26 @@ class Structure(Template):
             return False
         return not _overlap(starts, self._reaches)
 
-    def leaves(self, tensors: Sequence[torch.Tensor]) -> dict[str, Leaf]:
-        """Return the leaves by name, in file order, on the memory of a state."""
-        whole, parts = dict(zip(self.names, tensors, strict=True)), self._parts
-        return {
-            name: parts[name].leaf(tensors)
-            if name in parts
-            else Leaf.of_tensor(whole[name].detach())
-            for name in self.pieces.names[1:]
-        }
+    def leaf_by_leaf(self, path: str, tensors: Sequence[torch.Tensor]) -> PartsImage:
+        """Return the tensor file on the memory of a state on any device."""
+        leaves = [tensors[number].detach() for number in self._tensors]
+        for at in self._shared:
+            leaves[at] = _memory_at(leaves[at], int(self._shifts[at]), int(self._reaches[at]))
+        return PartsImage(path, [self._file.header, *map(tensor_memory, leaves)])
 
     def image(self, path: str, located: Located, tensors: list[torch.Tensor]) -> ScatteredImage:
         """Return the tensor file on the memory of a CPU state."""
         addresses = located.addresses[self._tensors] + self._shifts
         apart = {at: tensor_bytes(tensors[self._tensors[at]]) for at in self._copied}
         return self._file.image(path, addresses, apart, owners=located.owners)
+
+
+def _memory_at(tensor: torch.Tensor, shift: int, size_bytes: int) -> torch.Tensor:
+    """Return bytes of the storage of a tensor, from `shift` after the tensor begins."""
+    storage = tensor.untyped_storage()
+    begin = tensor.data_ptr() + shift - storage.data_ptr()
+    raw = torch.empty(0, dtype=torch.uint8, device=tensor.device)
+    return raw.set_(storage, begin, (size_bytes,), (1,))
 
 
 def _overlap(begins: Numbers, reaches: Numbers) -> bool:
@@ -200,10 +187,9 @@ def _parts(flat: FlatState) -> dict[str, _Part]:
         members.setdefault(view.leaf, []).append(number[name])
     parts: dict[str, _Part] = {}
     for name in names:
-        dtype, shape, size, source = flat.leaves[name]
         # Two storages can begin at one address: the largest one contains the whole leaf.
         at = max(members[name], key=lambda one: tensors[one].untyped_storage().nbytes())
-        parts[name] = _Part(dtype, shape, size, at, source.data_ptr() - tensors[at].data_ptr())
+        parts[name] = _Part(at, flat.leaves[name].source.data_ptr() - tensors[at].data_ptr())
     return parts
 
 
@@ -233,18 +219,9 @@ class Serialized(Content):
         """Size of the tensor file."""
         return self.structure.size_bytes
 
-    def leaves(self) -> dict[str, Leaf]:
-        """Return the leaves by name, in file order, on the memory of the state."""
-        return self.structure.leaves(self.tensors)
-
     def image(self) -> FileImage:
-        """Return the tensor file on the trainer's own memory, which must not change.
-
-        Only tensors that are not contiguous are copied.
-        """
         if not self.on_cpu:
-            leaves = (tensor_memory(leaf.source) for leaf in self.leaves().values())
-            return PartsImage(TENSORS, [self.structure.header, *leaves])
+            return self.structure.leaf_by_leaf(TENSORS, self.tensors)
         return self.structure.image(TENSORS, self.located, self.tensors)
 
     def image_in(self, memory: Bytes) -> FileImage:

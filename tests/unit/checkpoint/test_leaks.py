@@ -144,7 +144,7 @@ def test_reprs_without_tensors(runs: Path) -> None:
     plain = {"w": torch.full((3,), 0.12345), "text": "secret"}
     state = Serialized.of(plain)
     layout = torch_image.layout("f.pt", plain, runs)
-    shown = repr((state, flatten(plain), state.image(), state.leaves()["w"], layout))
+    shown = repr((state, flatten(plain), state.image(), layout))
     for value in ("0.123", "secret", "tensor(", "array("):
         assert value not in shown
     assert "Leaf(float32 [3], 12 bytes)" in shown

@@ -15,18 +15,23 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load
 
 from iobench.checkpoint import serialized
 from iobench.checkpoint.rebuild import unflatten
 from iobench.checkpoint.serialized import Serialized, Serializer
 from iobench.errors import StateError
-from iobench.formats.tensors import resolved, tensor_bytes, tensor_from_bytes, torch_dtype
+from iobench.formats.tensors import resolved
+from iobench.writers.image import FileImage
 
 State = dict[Any, Any]
 
 
 def _bytes(one: Serialized) -> bytes:
-    image = one.image()
+    return _gathered(one.image())
+
+
+def _gathered(image: FileImage) -> bytes:
     block = np.zeros(image.size_bytes, dtype=np.uint8)
     image.gather(0, image.size_bytes, block)
     return block.tobytes()
@@ -34,14 +39,7 @@ def _bytes(one: Serialized) -> bytes:
 
 def _restored(one: Serialized) -> Any:
     """The state as its two files give it back."""
-    data, end = np.frombuffer(_bytes(one), dtype=np.uint8), len(one.structure.header)
-    leaves = {}
-    for name, leaf in one.leaves().items():
-        begin, end = end, end + leaf.size_bytes
-        leaves[name] = tensor_from_bytes(
-            data[begin:end].copy(), torch_dtype(leaf.dtype), leaf.shape
-        )
-    return unflatten(json.loads(one.skeleton), leaves)
+    return unflatten(json.loads(one.skeleton), load(_bytes(one)))
 
 
 def _is_same_as_anew(serializer: Serializer, state: Any) -> Serialized:
@@ -52,8 +50,7 @@ def _is_same_as_anew(serializer: Serializer, state: Any) -> Serialized:
     assert vars(found.structure.pieces) == vars(anew.structure.pieces)
     assert _bytes(found) == _bytes(anew)
     # A state on a device is copied leaf by leaf.
-    leaves = b"".join(tensor_bytes(leaf.source).tobytes() for leaf in found.leaves().values())
-    assert leaves == _bytes(found)[len(found.structure.header) :]
+    assert _gathered(found.structure.leaf_by_leaf("f", found.tensors)) == _bytes(found)
     return found
 
 
