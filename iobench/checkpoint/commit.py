@@ -319,6 +319,11 @@ class Committer:
                 with self._target(order, job.target) as here:
                     written = self.format.write(save, job.content, job.memory, here, offer)
                 save.transfer = written.transfer
+                if not written.transfer.durable:
+                    raise TransferError(
+                        f"step {save.step}: writer {here.writer.name!r} did not make its files "
+                        "durable; the checkpoint is not committed"
+                    )
         except BaseException as failure:  # noqa: BLE001 -- raised when the others know
             of_place = isinstance(failure, IobenchError) and save.error is None
             return _Own({"error": shown(failure), "of_place": of_place}, failure)

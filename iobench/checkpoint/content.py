@@ -9,9 +9,9 @@ import bisect
 import functools
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Self
+from typing import Any, Protocol, Self
 
 import torch
 
@@ -84,6 +84,37 @@ class Content(ABC):
     def without_memory(self, streamed: Streamed | None = None) -> Self:
         """Return what is needed after the copy: it keeps no tensor and no array alive."""
         return replace(self, tensors=[], located=Located.nowhere(), streamed=streamed)
+
+
+class Contents(Protocol):
+    """What a save writes of a state: all of it, or the part of this rank."""
+
+    def local(self, state: Any) -> Any:
+        """Look at the state of this rank, and ask no other one.
+
+        Raises StateError with the path of what cannot be saved.
+        """
+
+    def facts(self, local: Any) -> Mapping[str, Any]:
+        """Return what the other ranks must know of it: nothing where there are none."""
+        del local
+        return {}
+
+    def content(self, number: int, local: Any, every: list[Any]) -> Any:
+        """Return what this rank writes; `every` has the facts of each rank.
+
+        Raises StateError, in all ranks alike.
+        """
+        del number, every
+        return local
+
+    def content_ahead(self, local: Any) -> Any:
+        """Return what this rank will write if no rank has a new structure, without a number.
+
+        None if it must ask the others, and if there are none.
+        """
+        del local
+        return None
 
 
 class Streamed:

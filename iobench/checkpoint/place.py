@@ -21,7 +21,6 @@ from iobench.checkpoint.retention import Retention
 from iobench.checkpoint.save import Save
 from iobench.checkpoint.staged import Staged
 from iobench.checkpoint.store import CheckpointStore
-from iobench.errors import TransferError
 from iobench.ranks.world import World
 from iobench.writers.base import Writer
 from iobench.writers.image import Bytes, FileImage
@@ -117,19 +116,10 @@ class PartTarget:
         """Whether the writer copies the bytes to blocks, see `recorded`."""
         return self.writer.direct and not self.rate_bytes_per_s
 
-    def check(self, save: Save, transfer: Transfer) -> Transfer:
-        """Return `transfer`. Raises TransferError unless it is durable."""
-        if not transfer.durable:
-            raise TransferError(
-                f"step {save.step}: writer {self.writer.name!r} did not make its files durable; "
-                "the checkpoint is not committed"
-            )
-        return transfer
-
 
 @dataclass(frozen=True, kw_only=True)
 class Written:
-    """What a rank has written durably: `file` has its tensors, and is in memory still.
+    """What a rank has written: `file` has its tensors, and is in memory still.
 
     `checksum` is that of its part manifest, in a job of several ranks. Otherwise `digests` are the
     checksums of `file`, and `others` the records of further files.
@@ -159,7 +149,7 @@ class Format(Protocol):
         target: PartTarget,
         offer: PartOffer | None,
     ) -> Written:
-        """Write the files of this rank. On return they are durable.
+        """Write the files of this rank. On return they are durable, unless `transfer` says no.
 
         The tensors are in `memory`, or else in the trainer's own. Raises TransferError and other
         errors of the writer.

@@ -18,7 +18,7 @@ import torch
 
 from iobench.checkpoint.aliases import ALIGNMENT
 from iobench.checkpoint.checksums import record_of, recorded
-from iobench.checkpoint.content import Content
+from iobench.checkpoint.content import Content, Contents
 from iobench.checkpoint.manifest import Manifest, Pieces
 from iobench.checkpoint.place import (
     PartOffer,
@@ -233,7 +233,7 @@ class Serialized(Content):
         return FileImage.of(SKELETON, [np.frombuffer(self.skeleton.encode(), dtype=np.uint8)])
 
 
-class Serializer:
+class Serializer(Contents):
     """Serializes one state after the other; a state that is like the last one costs less."""
 
     def __init__(self) -> None:
@@ -245,24 +245,8 @@ class Serializer:
             return self._like_last(state) or self._anew(state)
 
     def local(self, state: Any) -> Serialized:
-        """Return the content of a save of one process, in which DTensors are whole.
-
-        Raises StateError with the path of what cannot be saved.
-        """
+        """Return the content of a save of one process, in which DTensors are whole."""
         return self.serialize(of_one_rank(state))
-
-    def facts(self, local: Serialized) -> dict[str, Any]:
-        """Return what other ranks must know of it: there are none."""
-        del local
-        return {}
-
-    def content(self, number: int, local: Serialized, every: Sequence[Any]) -> Serialized:
-        """Return what is written: all of it."""
-        del number, every
-        return local
-
-    def content_ahead(self, local: Serialized) -> None:
-        """Return None: there is no rank to wait for."""
 
     def _like_last(self, state: Any) -> Serialized | None:
         """Serialize a state of the same structure as the last one; return None for another one."""
@@ -339,7 +323,7 @@ class SafetensorsFormat:
             )
         others = tuple(record_of(one, [("", one.size_bytes)]) for one in small)
         return Written(
-            transfer=target.check(save, transfer),
+            transfer=transfer,
             file=image,
             digests=digests,
             others=others,

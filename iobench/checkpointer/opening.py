@@ -12,6 +12,7 @@ from types import NoneType
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from iobench.checkpoint.commit import Committer
+from iobench.checkpoint.content import Contents
 from iobench.checkpoint.ledger import Ledger
 from iobench.checkpoint.persister import Persister, Snapshot, newest
 from iobench.checkpoint.place import LocalPlace, Place, SaveParticipant
@@ -23,7 +24,6 @@ from iobench.checkpoint.serialized import SafetensorsFormat, Serializer
 from iobench.checkpoint.slots import SlotPool
 from iobench.checkpoint.store import CheckpointStore, store_at
 from iobench.checkpointer.restoring import Restoring
-from iobench.checkpointer.saving import Contents
 from iobench.errors import OptionError, UsageError
 from iobench.ranks.together import JobRanks
 from iobench.ranks.world import AnyWorld, World

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from iobench.checkpoint.commit import Committer
+from iobench.checkpoint.content import Contents
 from iobench.checkpoint.ledger import Ledger
 from iobench.checkpoint.persister import Persister, Snapshot
 from iobench.checkpoint.place import SaveParticipant
@@ -22,25 +23,6 @@ from iobench.remote.snapshot_memory import SnapshotMemory
 from iobench.writers.blocks.channel import Channel, Lease, LeaseState, OnFull
 
 _REMEMBERED = 1000  # length of `saves`
-
-
-class Contents(Protocol):
-    """What a save writes of a state: all of it, or the part of this rank."""
-
-    def local(self, state: Any) -> Any:
-        """Look at the state of this rank. Raises StateError with the path of what is wrong."""
-
-    def facts(self, local: Any) -> Mapping[str, Any]:
-        """Return what the other ranks must know of it."""
-
-    def content(self, number: int, local: Any, every: list[Any]) -> Any:
-        """Return what this rank writes; `every` has the facts of each rank.
-
-        Raises StateError, in all ranks alike.
-        """
-
-    def content_ahead(self, local: Any) -> Any:
-        """Return what this rank will write, as far as it knows alone; None: it does not know."""
 
 
 class _Asked(NamedTuple):

@@ -243,6 +243,7 @@ class DcpFormat:
         The part manifest is only for rank 0, which compares it with the vote and removes it.
         `offer` gets what is in `memory` before it is written.
         """
+        del save
         rank = self.world.rank
         whole = rank == 0 or not content.alike
         has_own = '"$per_rank"' in content.skeleton
@@ -269,20 +270,20 @@ class DcpFormat:
         if offer is not None and memory is not None:
             record = record_of(image, pieces)  # first: a replica needs it too
             offer(image, part(record), None if rank else self._indexer_of(content.plan).table)
-            transfer = self._write(save, image, target)
+            transfer = self._write(image, target)
         else:
             with recorded(image, Pieces(pieces), by_block=target.by_block) as (sent, digests):
-                transfer = self._write(save, sent, target)
+                transfer = self._write(sent, target)
             record = digests.record()
         text = part(record).to_json()
         target.writer.write(FileImage.of(part_file(rank), [text]), target.directory, durable=False)
         checksum = xxhash.xxh3_64_hexdigest(text)
         return Written(transfer=transfer, file=image, checksum=checksum)
 
-    def _write(self, save: Save, sent: FileImage, target: PartTarget) -> Transfer:
+    def _write(self, sent: FileImage, target: PartTarget) -> Transfer:
         # Each rank syncs the directory too: on a file system of several nodes, the sync of rank 0
         # need not make the names durable that others made.
-        return target.check(save, target.writer.write(target.limited(sent), target.directory))
+        return target.writer.write(target.limited(sent), target.directory)
 
     def publish(
         self,
