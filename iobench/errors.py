@@ -221,7 +221,7 @@ class TransferError(IobenchError, OSError):
 class transfer_errors:  # noqa: N801 -- used as a function; a generator costs twice as much
     """Turns an OSError into a TransferError that names the file.
 
-    Errors of iobench pass unchanged.
+    Errors of iobench pass unchanged, but a DataMismatchError gets the name of the file.
     """
 
     __slots__ = ("_doing", "_path")
@@ -235,6 +235,8 @@ class transfer_errors:  # noqa: N801 -- used as a function; a generator costs tw
     def __exit__(self, _: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, OSError) and not isinstance(error, IobenchError):
             raise TransferError.wrap(error, self._doing, self._path) from error
+        if isinstance(error, DataMismatchError) and str(self._path) not in str(error):
+            raise DataMismatchError(f"{self._path}: {error}") from error
 
 
 class SaveError(TransferError, RuntimeError):

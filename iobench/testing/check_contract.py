@@ -6,6 +6,8 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
+
 from iobench.errors import OptionError, TransferError, UnknownNameError, UsageError
 from iobench.testing.check import check
 from iobench.testing.content import BrokenImage, content, empty_like
@@ -168,7 +170,10 @@ def another_writer_reads_it(harness: WriterHarness) -> None:
 
 @check(needs_storage=False)
 def many_files_together(harness: WriterHarness) -> None:
-    """write_many stores every file, in new directories too, and returns one Transfer for all."""
+    """write_many stores every file, in new directories too; read_many reads them back.
+
+    Both return one Transfer for all.
+    """
     sizes = [0, 1, 4097, harness.block_size + 3, *(100 * number for number in range(140))]
     datas = {f"many/{number}": content(size, number) for number, size in enumerate(sizes)}
     images = [harness.image(name, data) for name, data in datas.items()]
@@ -178,6 +183,14 @@ def many_files_together(harness: WriterHarness) -> None:
     expect(moved.durable == harness.stores, f"durable: {moved.durable}")
     for name, data in datas.items():
         harness.expect_stored(name, data)
+    rooms = {name: np.zeros_like(data) for name, data in datas.items()}
+    read = harness.writer.read_many(
+        (harness.image(name, room) for name, room in rooms.items()), harness.test_target.target
+    )
+    expect((read.files, read.bytes) == (len(sizes), sum(sizes)), f"the Transfer is {read}")
+    if harness.stores:
+        for name, data in datas.items():
+            expect_same(rooms[name], data, f"{name} as read_many read it")
     expect(
         not harness.writer.write_many([], harness.test_target.target, durable=False).files,
         "write_many of no files returned a Transfer with files",

@@ -125,6 +125,7 @@ _MOVING = {
     "write": 1,
     "write_many": 1,
     "read": 1,
+    "read_many": 1,
     "read_ranges": 1,
     "open": 0,
     "open_source": 0,
@@ -273,6 +274,18 @@ class Writer(ABC):
         Raises DataMismatchError when the sizes of file and image differ, TransferError,
         UnavailableError. On failure the memory's content is undefined.
         """
+
+    def read_many(self, images: Iterable[FileImage], target: str | Path) -> Transfer:
+        """Fill the memory of several images from their files, as `read` does with each.
+
+        A writer may keep blocks of several files in flight. On failure the memory's content is
+        undefined. Raises what `read` raises. The Transfer counts all files. An image is taken when
+        it is needed and released soon after: `images` may be a generator that makes them.
+        """
+        self.check_scheme(target)
+        none = Meter().transfer(self.name, "read", 0, durable=True, files=0)
+        parts = (self.read(image, target) for image in images)
+        return Transfer.total(itertools.chain([none], parts))
 
     def read_ranges(self, image: FileImage, target: str | Path, ranges: Ranges) -> Transfer:
         """Fill these ranges [start, stop) of the image's memory, which are in file order.

@@ -277,7 +277,9 @@ class GdsWriter(ODirectWriter):
     Options = GdsOptions
     options: GdsOptions
 
-    _write_batch = PosixWriter._write_batch  # `_send` decides for each image who takes it
+    # `_send` and `_receive` decide for each image who takes it.
+    _write_batch = PosixWriter._write_batch
+    read_many = PosixWriter.read_many
 
     def __init__(self, options: GdsOptions | None = None, **values: Unpack[DirectValues]) -> None:
         super().__init__(options, **values)

@@ -214,10 +214,23 @@ class Replay:
     def restore(self, writer: Writer, directory: str | Path) -> Transfer:
         """Read every file back into the windows it was saved from."""
         self._pool.intact = False
+        numbers = range(len(self.files))
         with self._pool.trimmed():
-            return Transfer.total(
-                self._restore(number, writer, directory) for number in range(len(self.files))
-            )
+            if self.subset is not None:
+                return Transfer.total(self._restore(one, writer, directory) for one in numbers)
+            began, parse_s = time.perf_counter(), 0.0
+
+            def images() -> Iterator[FileImage]:
+                nonlocal parse_s
+                for number in numbers:
+                    opened = time.perf_counter()
+                    image = self._open(number, writer, directory).image
+                    parse_s += time.perf_counter() - opened
+                    yield image
+
+            transfer = writer.read_many(images(), directory)
+        phases = {"parse": parse_s, **transfer.phases_s}
+        return replace(transfer, phases_s=phases, elapsed_s=time.perf_counter() - began)
 
     def restore_together(self, reader: Reader, writer: Writer, directory: str | Path) -> Transfer:
         """Read the files back, or the subset, together with all ranks that restore the same files.
@@ -279,11 +292,8 @@ class Replay:
         began = time.perf_counter()
         restored = self._open(number, writer, directory)
         parse_s = time.perf_counter() - began
-        if self.subset is None:
-            transfer = writer.read(restored.image, directory)
-        else:
-            some = self.wanted[number].values()
-            transfer = read_some(restored.image, some, writer, directory)
+        some = self.wanted[number].values()
+        transfer = read_some(restored.image, some, writer, directory)
         return replace(transfer, phases_s={"parse": parse_s, **transfer.phases_s})
 
     def _open(self, number: int, writer: Writer, directory: str | Path) -> RestoredFile:

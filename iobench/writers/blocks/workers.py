@@ -29,8 +29,8 @@ _STRETCH = 8 * MIB
 
 
 @contextmanager
-def faulted_ahead(image: FileImage, ranges: Ranges) -> Iterator[None]:
-    """Make missing pages of the memory of `ranges` while the body reads these bytes in order.
+def faulted_ahead(reads: Sequence[tuple[FileImage, Ranges]]) -> Iterator[None]:
+    """Make missing pages of the memory of `reads` while the body reads these bytes in order.
 
     A read into memory without pages spends half of its time on making them, in the thread that
     submits. Here another thread makes them ahead of the read, and skips those that the read has
@@ -38,10 +38,10 @@ def faulted_ahead(image: FileImage, ranges: Ranges) -> Iterator[None]:
     first (docs/decisions/0033). No byte changes: memory with pages keeps them. If no pages can be
     made or no thread can be started, the read makes the pages, or fails.
     """
-    if sum(stop - start for start, stop in ranges) <= LEAD_BYTES:
+    if sum(stop - start for _, ranges in reads for start, stop in ranges) <= LEAD_BYTES:
         yield
         return
-    ahead = _Ahead(image, ranges)
+    ahead = _Ahead(reads)
     thread = Worker(target=ahead.run, name="iobench-fault-ahead", daemon=True)
     with suppress(RuntimeError):  # no thread can be started; the read works without one
         thread.start()
@@ -55,10 +55,10 @@ def faulted_ahead(image: FileImage, ranges: Ranges) -> Iterator[None]:
 
 
 class _Ahead:
-    """Makes whole pages in the host memory of some ranges of an image, in file order."""
+    """Makes whole pages in the host memory of some ranges of images, in file order."""
 
-    def __init__(self, image: FileImage, ranges: Ranges) -> None:
-        self._image, self._ranges = image, ranges
+    def __init__(self, reads: Sequence[tuple[FileImage, Ranges]]) -> None:
+        self._reads = reads
         self._huge = not host_takes_free_memory()
         self._page = HUGE_PAGE if self._huge else linux.PAGE
         self._advised: list[tuple[int, int]] = []
@@ -89,14 +89,23 @@ class _Ahead:
 
     def _stretches(self) -> Iterator[tuple[int, Bytes]]:
         """Yield how much is read before it, and the memory of whole pages, a few at a time."""
-        sizes = (stop - start for start, stop in self._ranges)
-        before = list(itertools.accumulate(sizes, initial=0))
-        for offset, memory in self._image.parts():
+        read = 0
+        for image, ranges in self._reads:
+            sizes = (stop - start for start, stop in ranges)
+            before = list(itertools.accumulate(sizes, initial=read))
+            yield from self._stretches_of(image, ranges, before)
+            read = before[-1]
+
+    def _stretches_of(
+        self, image: FileImage, ranges: Ranges, before: Sequence[int]
+    ) -> Iterator[tuple[int, Bytes]]:
+        """`before` has, for each range, the bytes that are read before it."""
+        for offset, memory in image.parts():
             if not isinstance(memory, np.ndarray) or len(memory) < HUGE_PAGE:  # or on a device
                 continue
             base, length = memory.ctypes.data, len(memory)
-            number = bisect.bisect_right(self._ranges, offset, key=lambda one: one[1])
-            for start, stop in itertools.islice(self._ranges, number, None):
+            number = bisect.bisect_right(ranges, offset, key=lambda one: one[1])
+            for start, stop in itertools.islice(ranges, number, None):
                 if start >= offset + length:
                     break
                 begin, end = max(start - offset, 0), min(stop - offset, length)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn, Protocol, TypeVar
 
 from iobench.environment.uring import describe_io_uring
-from iobench.errors import IobenchError, TransferError, UnavailableError
+from iobench.errors import UnavailableError, transfer_errors
 from iobench.writers.image import Bytes
 from iobench.writers.local.direct_file import DirectFile, read_on, written_on
 from iobench.writers.transfer import Meter
@@ -322,10 +322,10 @@ class InFlight:
         return operation.done >= operation.wanted
 
     def _raise(self, error: BaseException, operation: RingOperation) -> NoReturn:
-        name = operation.file.name
-        if name and isinstance(error, OSError) and not isinstance(error, IobenchError):
-            raise TransferError.wrap(error, self._doing, name) from error
-        raise error
+        if not operation.file.name:
+            raise error
+        with transfer_errors(self._doing, operation.file.name):
+            raise error
 
     def _end(self, operation: RingOperation, *, ok: bool) -> None:
         del self._operations[operation.tag]

@@ -137,8 +137,6 @@ class PosixWriter(Writer):
                 if wanted:
                     with self._reachable(image, meter) as reachable:
                         self._receive(fd, reachable, wanted, meter)
-            except DataMismatchError as error:
-                raise DataMismatchError(f"{path}: {error}") from error
             finally:
                 os.close(fd)
         size = sum(stop - start for start, stop in wanted)

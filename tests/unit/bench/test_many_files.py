@@ -21,6 +21,7 @@ from iobench.bench.targets.base import OpenTarget
 from iobench.bench.trial import Trial
 from iobench.checkpoint.manifest import MANIFEST
 from iobench.units import MIB
+from iobench.writers import file_writer
 from iobench.writers.local import posix
 
 _WORKLOAD = """\
@@ -106,6 +107,7 @@ def test_memory_of_a_run_of_many_files(
     """From the plan to the removal each more takes at most 900 bytes: 86 MiB for 100,000."""
     monkeypatch.setattr(states, "_AHEAD", 8)
     monkeypatch.setattr(posix, "TOGETHER", 8)
+    monkeypatch.setattr(file_writer, "TOGETHER", 8)
     monkeypatch.setattr(os, "fsync", lambda _: None)  # of no interest here, and slow
     _run(tmp_path, idle, 1)  # imports modules
     grown: dict[str, float] = {"": 900}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +109,10 @@ def _images() -> list[FileImage]:
     return [FileImage.of(f"{n}", [content(size, seed=n)]) for n, size in enumerate(sizes)]
 
 
+def _bytes(image: FileImage) -> bytes:
+    return b"".join(segment.memory.tobytes() for segment in image.segments)
+
+
 @pytest.mark.parametrize("name", _OPTIONS)
 def test_several_files(name: str, tmp_path: Path) -> None:
     """Every file has its bytes, and one Transfer counts them all."""
@@ -119,8 +124,14 @@ def test_several_files(name: str, tmp_path: Path) -> None:
     assert moved.latencies["sync"].count == 6
     assert sum(moved.phases_s.values()) <= moved.elapsed_s * 1.01
     for image in images:
-        whole = b"".join(segment.memory.tobytes() for segment in image.segments)
-        assert (tmp_path / image.path).read_bytes() == whole
+        assert (tmp_path / image.path).read_bytes() == _bytes(image)
+        with (tmp_path / image.path).open("rb") as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    room = [FileImage.of(one.path, [np.zeros(one.size_bytes, dtype=np.uint8)]) for one in images]
+    with Footprint.unchanged():
+        read = writer.read_many(iter(room), tmp_path)
+    assert (read.files, read.bytes, read.fallbacks) == (6, moved.bytes, ())
+    assert [_bytes(one) for one in room] == [_bytes(one) for one in images]
 
 
 @pytest.mark.parametrize("name", ["uring", "hybrid"])
@@ -130,25 +141,33 @@ def test_the_next_file_begins_while_blocks_are_in_flight(
     """One ring for all files: it never runs empty between two large ones."""
     writer = _writer(name, tmp_path)
     rings: list[InFlight] = []
-    init, write = InFlight.__init__, PathFile.write
+    init = InFlight.__init__
     found: list[int] = []
 
     def made(ring: InFlight, *given: Any, **options: Any) -> None:
         init(ring, *given, **options)
         rings.append(ring)
 
-    def begun(file: PathFile, part: Extent, *given: Any, **options: Any) -> None:
-        if not part.offset:
-            found.append(sum(map(len, rings)))
-        write(file, part, *given, **options)
+    def counting(move: Callable[..., None]) -> Callable[..., None]:
+        def begun(file: PathFile, part: Extent, *given: Any, **options: Any) -> None:
+            if not part.offset:
+                found.append(sum(map(len, rings)))
+            move(file, part, *given, **options)
+
+        return begun
 
     monkeypatch.setattr(InFlight, "__init__", made)
     monkeypatch.setattr(InFlight, "reap", lambda _: None)  # completions are taken only if awaited
-    monkeypatch.setattr(PathFile, "write", begun)
-    writer.write_many([image for image in _images() if image.size_bytes > _BLOCK], tmp_path)
-    assert len(rings) == 1
-    assert len(found) == 4
-    assert all(found[1:])
+    monkeypatch.setattr(PathFile, "write", counting(PathFile.write))
+    monkeypatch.setattr(PathFile, "read", counting(PathFile.read))
+    images = [image for image in _images() if image.size_bytes > _BLOCK]
+    for move in (writer.write_many, writer.read_many):
+        move(images, tmp_path)
+        assert len(rings) == 1
+        assert len(found) == 4
+        assert all(found[1:])
+        rings.clear()
+        found.clear()
 
 
 @pytest.mark.parametrize("name", _DIRECT)
@@ -181,20 +200,28 @@ def test_an_error_names_its_file(
 
 
 @pytest.mark.parametrize("name", _OPTIONS)
-def test_a_file_that_shrinks_while_it_is_read(name: str, tmp_path: Path) -> None:
-    """The error names it."""
+def test_a_file_that_shrinks_while_it_is_read(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error names it, also when several files are read."""
     writer, size = _writer(name, tmp_path), 40 * _BLOCK
+    images = [FileImage.of(path, [content(size)]) for path in ("file", "next")]
+    read = PathFile.read
 
-    class Cut(FileImage):
-        def filled(self, start: int, stop: int) -> None:
-            if start == 0:
-                os.truncate(tmp_path / "file", 30 * _BLOCK + 100)
+    def cut(file: PathFile, *given: Any, **options: Any) -> None:
+        os.truncate(tmp_path / "file", 30 * _BLOCK + 100)
+        read(file, *given, **options)
 
-    writer.write(FileImage.of("file", [content(size)]), tmp_path)
-    with (tmp_path / "file").open("rb") as file:
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    with pytest.raises(DataMismatchError, match=f"{tmp_path}/file: the file ended at"):
-        writer.read(Cut.of("file", [np.zeros(size, dtype=np.uint8)]), tmp_path)
+    monkeypatch.setattr(PathFile, "read", cut)
+    for move in (
+        lambda: writer.read(images[0], tmp_path),
+        lambda: writer.read_many(images, tmp_path),
+    ):
+        writer.write_many(images, tmp_path)
+        with (tmp_path / "file").open("rb") as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        with pytest.raises(DataMismatchError, match=f"^{tmp_path}/file: the file ended at"):
+            move()
 
 
 def test_the_frames_of_a_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,7 +41,7 @@ def no_thread_left() -> Iterator[None]:
 
 def ahead(*parts: Bytes) -> AbstractContextManager[None]:
     """Prefault for a read of all of them."""
-    return faulted_ahead(FileImage.of("file", parts), [(0, sum(map(len, parts)))])
+    return faulted_ahead([(FileImage.of("file", parts), [(0, sum(map(len, parts)))])])
 
 
 def pages(memory: Bytes) -> list[bool]:
@@ -84,7 +84,7 @@ def test_ranges_of_a_file() -> None:
     image = FileImage.of("file", parts)
     edges = [(0, 2), (8, 13), (20, 24)]
     ranges = [(start * HUGE_PAGE, stop * HUGE_PAGE) for start, stop in edges]
-    with faulted_ahead(image, ranges):
+    with faulted_ahead([(image, ranges)]):
         wait_for(parts[2], 4)
         wait_for(parts[1][: 5 * HUGE_PAGE], 4)
     assert [pages(one) for one in parts] == [
@@ -92,6 +92,15 @@ def test_ranges_of_a_file() -> None:
         [False] * 4 + [True] + [False] * 3,
         [False] * 4 + [True] * 4,
     ]
+
+
+def test_several_files(lead: int) -> None:
+    """The lead goes on from one file to the next."""
+    parts = [fresh_pages(lead, huge=False) for _ in range(3)]
+    with faulted_ahead([(FileImage.of("file", [one]), [(0, len(one))]) for one in parts]):
+        wait_for(parts[1], 0)
+        wait_for(parts[2], 0)
+    assert [pages(one) for one in parts] == [[False] * 4, [True] * 4, [True] * 4]
 
 
 @pytest.mark.usefixtures("lead")
