@@ -22,11 +22,9 @@ from __future__ import annotations
 from iobench.bench.targets.local_s3 import LocalS3, local_s3
 from iobench.testing.check import Check, Footprint, check
 from iobench.testing.content import BrokenImage, content, content_at, cut, empty_like
-from iobench.testing.expect import expect, expect_raises, expect_same
-from iobench.testing.harness import MakeWriter, WriterHarness
-from iobench.testing.s3 import Bucket
+from iobench.testing.harness import MakeWriter, WriterHarness, expect, expect_raises, expect_same
 from iobench.testing.suite import check_writer, writer_checks
-from iobench.testing.target import Directory, TestTarget
+from iobench.testing.target import Bucket, Directory, TestTarget
 
 __all__ = [
     "BrokenImage",

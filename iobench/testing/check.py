@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from iobench.testing.expect import expect
-from iobench.testing.harness import MakeWriter, WriterHarness
+from iobench.testing.harness import MakeWriter, WriterHarness, expect
 from iobench.testing.target import Directory, TestTarget
 from iobench.writers.local import deferred_free
 

@@ -6,8 +6,7 @@ import numpy as np
 
 from iobench.testing.check import check
 from iobench.testing.content import content
-from iobench.testing.expect import expect, expect_same
-from iobench.testing.harness import WriterHarness
+from iobench.testing.harness import WriterHarness, expect, expect_same
 
 _MOST = 24 << 20  # bytes of the largest file in the ordinary checks
 _OVER = (1 << 31) + 4097

@@ -11,8 +11,7 @@ import numpy as np
 from iobench.errors import OptionError, TransferError, UnknownNameError, UsageError
 from iobench.testing.check import check
 from iobench.testing.content import BrokenImage, content, empty_like
-from iobench.testing.expect import expect, expect_raises, expect_same
-from iobench.testing.harness import WriterHarness
+from iobench.testing.harness import WriterHarness, expect, expect_raises, expect_same
 from iobench.writers.transfer import Transfer
 
 

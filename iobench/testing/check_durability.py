@@ -19,8 +19,7 @@ from iobench.environment import DeviceMonitor
 from iobench.errors import TargetError, TransferError
 from iobench.testing.check import check
 from iobench.testing.content import content
-from iobench.testing.expect import expect, expect_raises
-from iobench.testing.harness import WriterHarness
+from iobench.testing.harness import WriterHarness, expect, expect_raises
 from iobench.testing.target import Directory
 from iobench.writers.transfer import Fallback
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from iobench.errors import IobenchError, TransferError
 from iobench.testing.check import check
 from iobench.testing.content import BrokenImage, content
-from iobench.testing.expect import expect, expect_raises
-from iobench.testing.harness import WriterHarness
+from iobench.testing.harness import WriterHarness, expect, expect_raises
 
 
 def _broken(harness: WriterHarness, block: int) -> BrokenImage:

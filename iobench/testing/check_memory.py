@@ -9,8 +9,7 @@ import numpy as np
 
 from iobench.testing.check import check
 from iobench.testing.content import content, content_at, cut, empty_like
-from iobench.testing.expect import expect_raises, expect_same
-from iobench.testing.harness import WriterHarness
+from iobench.testing.harness import WriterHarness, expect_raises, expect_same
 
 _ODD = (0, 1, 64, 511, 512, 4095)
 
@@ -32,29 +31,28 @@ def empty_segments(harness: WriterHarness) -> None:
     harness.expect_round_trip(harness.image("file", b"", b""), content(0))
 
 
+def _expect_at_addresses(harness: WriterHarness, stored: int, room: int, size: int) -> None:
+    """Store `size` bytes of memory at an address within a page, and read them to another."""
+    data = content_at(stored, size, stored)
+    harness.expect_round_trip(harness.image("file", data), data)
+    if harness.stores:
+        back = content_at(room, size, stored + 1)
+        harness.read(harness.image("file", back))
+        expect_same(back, data, f"read back to address {room} of a page")
+
+
 @check(needs_storage=False)
 def odd_addresses(harness: WriterHarness) -> None:
     """Memory at any address and of any length is stored and filled, without any alignment."""
-    for seed, address in enumerate(_ODD):
-        size = harness.block_size + 4096 + address
-        data = content_at(address, size, seed)
-        harness.expect_round_trip(harness.image("file", data), data)
-        if harness.stores:
-            room = content_at(4095 - address, size, seed + 1)
-            harness.read(harness.image("file", room))
-            expect_same(room, data, f"read back to address {4095 - address} of a page")
+    for address in _ODD:
+        _expect_at_addresses(harness, address, 4095 - address, harness.block_size + 4096 + address)
 
 
 @check(needs_storage=False)
 def aligned_memory(harness: WriterHarness) -> None:
     """Memory aligned as direct I/O requires, which may skip a copy, is stored and filled."""
     for size in (4096, 2 * harness.block_size, harness.block_size + 512):
-        data = content_at(0, size)
-        harness.expect_round_trip(harness.image("file", data), data)
-        if harness.stores:
-            room = content_at(0, size, 1)
-            harness.read(harness.image("file", room))
-            expect_same(room, data, "read back to aligned memory")
+        _expect_at_addresses(harness, 0, 0, size)
 
 
 @check()

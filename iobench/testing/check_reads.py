@@ -12,8 +12,7 @@ import numpy as np
 from iobench.errors import DataMismatchError, TransferError
 from iobench.testing.check import check
 from iobench.testing.content import content, content_at
-from iobench.testing.expect import expect, expect_raises, expect_same
-from iobench.testing.harness import WriterHarness
+from iobench.testing.harness import WriterHarness, expect, expect_raises, expect_same
 from iobench.writers.image import Bytes, FileImage
 
 

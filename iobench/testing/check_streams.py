@@ -9,8 +9,7 @@ import warnings
 
 from iobench.testing.check import check
 from iobench.testing.content import content
-from iobench.testing.expect import expect, expect_raises
-from iobench.testing.harness import WriterHarness
+from iobench.testing.harness import WriterHarness, expect, expect_raises
 
 
 class _TroubleError(Exception):

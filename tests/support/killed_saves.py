@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from iobench.testing.expect import expect
+from iobench.testing import expect
 from support import save_server
 
 
