@@ -30,11 +30,6 @@ from iobench.writers.direct.engine import CompletionLatch
 from iobench.writers.image import Bytes
 from iobench.writers.transfer import Meter
 
-__all__ = [
-    *("ChunkBuffer", "ChunkReader", "ChunkWriter", "DamagedChunkError"),
-    *("digest_of", "read_chunks"),
-]
-
 _BUFFERS = 4
 
 

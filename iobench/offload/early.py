@@ -30,8 +30,6 @@ from iobench.offload.update import (
 )
 from iobench.writers.blocks.interrupt_safe import Worker, uninterrupted
 
-__all__ = ["EarlyUpdates"]
-
 _LONGEST_PAUSE = 63
 
 

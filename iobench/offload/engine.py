@@ -42,8 +42,6 @@ from iobench.writers.blocks.interrupt_safe import Worker, uninterrupted
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["Engine", "EngineOptions"]
-
 _LOOK_AGAIN_S = 1.0
 
 Groups = Sequence[Mapping[str, Any]]

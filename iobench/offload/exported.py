@@ -31,8 +31,6 @@ from iobench.writers.image import Bytes, FileImage
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["ExportedState", "SlotsFile", "description_of", "file_of"]
-
 _STATE, _DESCRIPTION = "optimizer-state", "optimizer.json"
 _SCHEMA = "iobench.offload.export/1"
 

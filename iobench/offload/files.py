@@ -30,8 +30,6 @@ from iobench.writers.image import Bytes
 from iobench.writers.local.direct_file import direct_alignment, pread_direct, pwrite_direct
 from iobench.writers.local.new_file import sync_directory, write_text
 
-__all__ = ["LAYOUT", "RecordAreas", "StateFile", "file_sizes", "make_files", "read_layout"]
-
 LAYOUT = "layout.json"
 """Written last: a directory without it holds no state."""
 

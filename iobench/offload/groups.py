@@ -13,8 +13,6 @@ from iobench.formats.tensors import dtype_name
 from iobench.offload.layout import DTYPE_BYTES, ParameterSpec
 from iobench.offload.shards import local_shard
 
-__all__ = ["DEFAULTS", "check_values", "kept_values", "kind_of", "put_values", "specs_of"]
-
 DEFAULTS: Mapping[str, Any] = {
     "lr": 1e-3,
     "betas": (0.9, 0.999),

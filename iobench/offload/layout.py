@@ -14,19 +14,6 @@ from typing import Any, Literal, NamedTuple, get_args
 from iobench.errors import DataMismatchError, StateMismatchError, UsageError
 from iobench.units import MIB
 
-__all__ = [
-    "ADAM",
-    "BLOCK",
-    "DATA_FILES",
-    "DTYPE_BYTES",
-    "FORMAT_VERSION",
-    "UNIT",
-    "DataFile",
-    "ParameterPiece",
-    "ParameterSpec",
-    "StateLayout",
-]
-
 BLOCK = 4096
 """Bytes. Slots, headers and transfers begin and end at multiples of it (direct I/O)."""
 UNIT = BLOCK // 4

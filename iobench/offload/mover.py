@@ -22,8 +22,6 @@ from iobench.writers.image import Bytes
 from iobench.writers.local.direct_file import DirectFile
 from iobench.writers.transfer import Meter
 
-__all__ = ["Mover", "Speed", "ThreadRing", "warn_without_io_uring"]
-
 _MOST_THREADS = 16
 
 

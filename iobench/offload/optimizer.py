@@ -21,8 +21,6 @@ from iobench.offload.restore import Restored, Wanted, saved_extra
 from iobench.offload.state import OptimizerState
 from iobench.offload.stock import load_state, state_dict_of
 
-__all__ = ["Adam", "AdamW"]
-
 _MEMORY = "2GiB"
 _IODEPTH, _BLOCK_SIZE = 8, "4MiB"
 

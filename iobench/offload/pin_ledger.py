@@ -39,8 +39,6 @@ from iobench.writers.base import Writer
 from iobench.writers.image import FileImage
 from iobench.writers.local.new_file import sync_directory
 
-__all__ = ["PinLedger"]
-
 
 class PinLedger:
     """The pins of an optimizer that checkpoints name, or that pending saves will name.

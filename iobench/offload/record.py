@@ -19,12 +19,6 @@ from iobench.regular_file import read_regular
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = [
-    *("NOWHERE", "RECORDS", "ROW", "GenerationRecord", "Pin"),
-    *("area_bytes", "areas_of", "check_fits", "check_slot", "decoded_areas", "empty_rows"),
-    *("newest_first", "read_records", "record_of_pin", "slot_header", "with_pin"),
-]
-
 ROW = np.dtype(
     [("slot", "<i4"), ("_", "<i4"), ("written", "<u8"), ("state", "<u8"), ("parameters", "<u8")]
 )

@@ -21,11 +21,6 @@ from iobench.offload.shards import ShardRanks
 from iobench.offload.store import GenerationStore
 from iobench.offload.update import flat_view
 
-__all__ = [
-    *("HeldPin", "Restored", "Wanted"),
-    *("candidates", "fill_parameters", "open_state", "restore", "saved_extra"),
-]
-
 
 @dataclass(frozen=True)
 class HeldPin:

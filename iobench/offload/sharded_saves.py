@@ -22,8 +22,6 @@ from iobench.offload.update import step_counter
 from iobench.ranks.world import World
 from iobench.writers.image import FileImage
 
-__all__ = ["ShardedSaves"]
-
 _KEY = "optimizer"
 
 

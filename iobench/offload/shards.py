@@ -19,8 +19,6 @@ import torch
 from iobench.checkpoint.ranked.structure import is_sharded, local_box
 from iobench.errors import RankError, StateError, TargetError
 
-__all__ = ["ShardRanks", "local_gradient", "local_part", "local_shard"]
-
 _NAME = re.compile(r"rank-\d+-of-(\d+)")
 _T = TypeVar("_T")
 

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-__all__ = ["OptimizerState", "StateSource"]
-
 
 class StateSource(Protocol):
     """The fp32 tensors of all parameters, somewhere."""

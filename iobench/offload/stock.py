@@ -29,10 +29,6 @@ from iobench.writers.buffered import BufferedWriter
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = [
-    *("StockSource", "export", "load_state", "state_by_index", "state_dict_of", "stock_state"),
-]
-
 _SPEED = Speed(iodepth=8, block_size=4 << 20)
 _SUFFIXES = (".safetensors", ".pt", ".pth")
 

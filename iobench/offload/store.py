@@ -50,8 +50,6 @@ from iobench.writers.local.new_file import sync_directory
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["FoundGeneration", "GenerationStore", "inspect"]
-
 
 class GenerationStore:
     """The durable side of a state directory. One process at a time has it, by a lock.

@@ -17,12 +17,6 @@ from iobench.offload.chunks import ChunkBuffer
 from iobench.offload.layout import ParameterPiece, StateLayout
 from iobench.offload.shards import local_gradient, local_shard
 
-__all__ = [
-    *("ChunkUpdate", "ParameterMark", "PinnedTransfer", "TrainerModel"),
-    *("check_gradients", "flat_view", "gradient_of", "in_fp32", "marks_of", "place"),
-    *("step_counter", "value_of"),
-]
-
 
 def flat_view(tensor: torch.Tensor) -> torch.Tensor:
     """Return the elements of a contiguous tensor in one dimension, detached: those of this rank."""

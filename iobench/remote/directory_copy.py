@@ -23,8 +23,6 @@ from iobench.writers.image import Bytes
 from iobench.writers.local.directory_lock import DirectoryLock
 from iobench.writers.local.new_file import make_directories
 
-__all__ = ["DRAINING_SUFFIX", "DirectoryCopy"]
-
 DRAINING_SUFFIX = ".iobench-draining"
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC

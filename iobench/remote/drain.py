@@ -33,8 +33,6 @@ from iobench.remote.source_file import LocalDamageError, PinnedFiles
 from iobench.units import format_seconds
 from iobench.writers.blocks import interpreter_end
 
-__all__ = ["Drain", "exceeded", "late", "pause_after"]
-
 
 def exceeded(waiting: Sequence[Queued], max_backlog_s: float, now_s: float) -> str:
     """Return by what the oldest of `waiting` exceeds the limit; empty if it does not."""

@@ -29,11 +29,6 @@ from iobench.remote.source_file import BLOCK_BYTES, LocalDamageError, PinnedFile
 from iobench.writers.base import LocalSource, Source
 from iobench.writers.image import Bytes
 
-__all__ = [
-    *("DrainStep", "FileCopier", "compare_file", "read_back"),
-    *("shares", "shown_error", "states_of"),
-]
-
 
 def read_back(
     files: Iterable[FileRecord],

@@ -10,8 +10,6 @@ from iobench.errors import OptionError
 from iobench.remote.memory import Memory
 from iobench.remote.remote import Remote
 
-__all__ = ["AnyTier", "GivenTiers"]
-
 AnyTier: TypeAlias = "Memory | Remote"
 
 

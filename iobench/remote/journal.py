@@ -25,11 +25,6 @@ from iobench.errors import TargetError, UsageError, transfer_errors
 from iobench.regular_file import open_regular
 from iobench.text import parse_json
 
-__all__ = [
-    *("JOURNAL", "CheckpointCopies", "DrainEvent", "DrainJournal"),
-    *("TiersStatus", "tiers_status"),
-]
-
 JOURNAL = ".iobench-drain.jsonl"
 """Its name, in the directory of the checkpoints."""
 

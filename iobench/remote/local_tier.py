@@ -25,8 +25,6 @@ from iobench.writers.blocks import interpreter_end
 from iobench.writers.image import Bytes, FileImage
 from iobench.writers.local.new_file import PART_SUFFIX
 
-__all__ = ["KeepUntilCopied", "LocalTier"]
-
 
 class KeepUntilCopied(Retention):
     """What `keep` keeps, and every checkpoint whose copy was not read back yet."""

@@ -21,8 +21,6 @@ from iobench.errors import OptionError, UnavailableError
 from iobench.units import KIB, parse_size
 from iobench.writers.blocks.pages import Bytes, fresh_pages
 
-__all__ = ["Memory", "MemoryTier", "memory_nodes"]
-
 _READ_WRITE = mmap.PROT_READ | mmap.PROT_WRITE
 _HUGETLBFS = 0x958458F6  # linux/magic.h
 _NODES = Path("/sys/devices/system/node")

@@ -18,8 +18,6 @@ from iobench.remote.memory import MemoryTier
 from iobench.units import GIB, format_size
 from iobench.writers.image import Bytes, FileImage
 
-__all__ = ["Kept", "MemoryPool", "MemorySlot", "TierUse"]
-
 _MOST_SLOTS = 512
 """Each is one or more mappings, of which a process has a limited number."""
 _SPARE_PART, _MOST_SPARE = 8, GIB

@@ -22,8 +22,6 @@ import msgspec
 from iobench.remote.memory_pool import MemoryPool, TierUse
 from iobench.writers.local.directory_lock import LOCK
 
-__all__ = ["HeldSnapshot", "MemoryStatus", "MemoryStatusFile", "memory_status"]
-
 _NAME = "iobench-memory-tiers"
 _PROC = Path("/proc")
 _ATTEMPTS, _PAUSE_S = 100, 0.01

@@ -19,8 +19,6 @@ from iobench.writers.s3_store.target import S3Target
 from iobench.writers.s3_store.upload import KEPT_PART, ResumedUpload
 from iobench.writers.transfer import Meter
 
-__all__ = ["ObjectCopy"]
-
 
 class ObjectCopy:
     """A RemoteCopy under `prefix` of a bucket.

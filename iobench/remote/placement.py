@@ -17,11 +17,6 @@ from iobench.errors import OptionError
 from iobench.remote.journal import DrainEvent
 from iobench.units import format_seconds
 
-__all__ = [
-    *("LOCAL", "REMOTE", "Estimate", "Observation", "Placement", "PlacementDecision"),
-    *("PlacementGoal", "TierHistory", "choose", "estimate", "failures"),
-]
-
 LOCAL, REMOTE = "local", "remote"
 """Names of the tiers in a history."""
 

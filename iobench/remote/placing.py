@@ -23,8 +23,6 @@ from iobench.remote.placement import LOCAL, REMOTE, Placement, PlacementDecision
 from iobench.units import MIB, format_size
 from iobench.writers.base import Writer
 
-__all__ = ["Placing", "RemotePlace"]
-
 _LEAST_PROBE, _LARGEST_PROBE = 4 * MIB, 64 * MIB
 """A smaller probe would measure the fixed time of a write."""
 

@@ -10,8 +10,6 @@ from typing import Any
 
 from iobench.checkpoint.save import Copy, CopyState, Save
 
-__all__ = ["NOT_DURABLE", "PENDING", "DrainQueue", "Queued"]
-
 NOT_DURABLE: tuple[CopyState, ...] = ("waiting", "draining")
 """States of a copy that is not in the remote tier and should be."""
 PENDING: tuple[CopyState, ...] = (*NOT_DURABLE, "durable")

@@ -30,8 +30,6 @@ from iobench.writers.s3 import S3Writer
 from iobench.writers.s3_store.target import is_s3
 from iobench.writers.s3_store.upload import leaving_failed
 
-__all__ = ["OnBacklog", "Remote", "RemoteCopy", "RemoteTier"]
-
 
 class RemoteCopy(Protocol):
     """A checkpoint on its way to the remote tier. It is visible there only after `publish`.

@@ -31,8 +31,6 @@ from iobench.writers.blocks.workers import Blocks, run_workers
 from iobench.writers.image import Bytes, FileImage, Ranges
 from iobench.writers.transfer import Meter, Transfer
 
-__all__ = ["MemoryCandidates", "MemoryReader", "SnapshotMemory"]
-
 _BLOCK = 4 * MIB  # the checksum that follows finds it in the cache of the CPU
 _MOST_THREADS = 8
 

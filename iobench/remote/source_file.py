@@ -15,8 +15,6 @@ from iobench.regular_file import open_regular
 from iobench.units import MIB
 from iobench.writers.image import AnyMemory, Bytes, FileImage
 
-__all__ = ["BLOCK_BYTES", "LocalDamageError", "PinnedFiles", "SourceFile"]
-
 BLOCK_BYTES = 8 * MIB
 
 

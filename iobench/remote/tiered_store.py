@@ -29,8 +29,6 @@ from iobench.writers.base import CopyReader, Source, StoredReader, Writer
 from iobench.writers.image import FileImage, Ranges
 from iobench.writers.transfer import Transfer
 
-__all__ = ["Listed", "MendedReader", "RemoteList", "TieredCandidates", "TieredStore"]
-
 _ANSWER_S = 5.0
 """How long a restore waits for a list of the remote tier, when the local tier has checkpoints."""
 
