@@ -6,6 +6,7 @@ A read that fails later is made by the stock class.
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections.abc import Callable
 from types import EllipsisType, NoneType
@@ -16,14 +17,14 @@ import safetensors
 import torch
 from safetensors import SafetensorError
 
+from iobench.environment.memory import available_bytes
 from iobench.formats.safetensors_file import SafetensorsFile, TensorInFile
 from iobench.formats.safetensors_header import DTYPES
 from iobench.formats.safetensors_runs import metadata_of
 from iobench.formats.tensor_slices import GAP_BYTES
 from iobench.formats.tensors import dtype_name
 from iobench.integrations.replacing import bypass
-from iobench.integrations.safetensors_transfer import check_memory
-from iobench.integrations.stock_path import StockPath, Unsupported, check_stock_can_load, path_of
+from iobench.integrations.stock_path import StockPath, Unsupported, check_stock_can, path_of
 from iobench.writers.base import Writer
 from iobench.writers.s3_store.target import is_s3
 from iobench.writers.transfer import Transfer
@@ -82,6 +83,18 @@ def _device(device: Any) -> torch.device:
     return torch.device("cuda", device) if number else torch.device(device)
 
 
+def check_memory(size_bytes: int) -> None:
+    """Raise Unsupported when the free memory cannot hold so much of a file in each local process.
+
+    A mapped file takes memory only when it is accessed, and processes share its pages. We read
+    into private memory.
+    """
+    available = available_bytes()
+    readers = int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
+    if available is not None and size_bytes * readers > available:
+        raise Unsupported("the file is larger than the free memory; stock maps it")
+
+
 class _Inner:
     """An open file, which a handle and its slices share: slices work after the handle is closed."""
 
@@ -120,7 +133,7 @@ class _Inner:
                 check_memory(view.nbytes)
             return file.read(file.tensors[name], view)
         except Exception as why:  # noqa: BLE001 -- the stock class reads it, or raises its own error
-            check_stock_can_load(NAME, file.file, why)
+            check_stock_can("read", NAME, file.file, why)
             file.check_unchanged()
             self._on_stock(why)
         return stock(self.stock())

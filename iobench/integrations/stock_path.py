@@ -11,13 +11,18 @@ import errno
 import logging
 import os
 import stat
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
 
 from iobench.environment.mounts import read_mounts
 from iobench.errors import UsageError
+from iobench.integrations.replacing import bypass
 from iobench.writers.base import Writer
 from iobench.writers.s3_store.errors import status_of
 from iobench.writers.s3_store.target import is_s3
+
+_T = TypeVar("_T")
 
 _log = logging.getLogger("iobench")
 _SPARE_BYTES = 16 * 2**20  # for the file system's own metadata
@@ -60,32 +65,58 @@ def log_fallback(function: str, file: object, why: Exception) -> None:
         _log.warning("%s(%s): done by the stock function: %s", function, os.fspath(file), reason)
 
 
-def check_stock_can_save(function: str, file: object, why: Exception) -> None:
-    """Raise `why` if `file` is in a bucket, where stock functions cannot write.
+def check_stock_can(doing: Literal["read", "write"], function: str, file: object, why: Any) -> None:
+    """Raise `why` if `file` is in a bucket, which stock functions cannot read or write.
 
-    Raises UsageError in place of Unsupported.
-    """
-    if path := _object(file):
-        if isinstance(why, Unsupported):
-            message = f"{path}: {why}, and stock {function} cannot write to buckets"
-            raise UsageError(message) from why
-        raise why
-
-
-def check_stock_can_load(function: str, file: object, why: Exception) -> None:
-    """Raise `why` if `file` is in a bucket: stock functions would report it as missing.
-
-    Raises FileNotFoundError only if the store reports that the object does not exist, and
-    UsageError in place of Unsupported.
+    Raises UsageError in place of Unsupported. Stock functions would report a stored object as
+    missing: FileNotFoundError is raised only if the store reports that it does not exist.
     """
     path = _object(file)
     if not path:
         return
     if isinstance(why, Unsupported):
-        raise UsageError(f"{path}: {why}, and stock {function} cannot read buckets") from why
-    if isinstance(why, OSError) and why.__cause__ is not None and status_of(why.__cause__) == 404:
+        raise UsageError(f"{path}: {why}, and stock {function} cannot {doing} buckets") from why
+    missing = isinstance(why, OSError) and why.__cause__ and status_of(why.__cause__) == 404
+    if doing == "read" and missing:
         raise FileNotFoundError(errno.ENOENT, why.strerror, path) from why
     raise why
+
+
+def save_or_stock(
+    function: str,
+    file: object,
+    prepare: Callable[[], Callable[[], object]],
+    stock: Callable[[], object],
+) -> None:
+    """Save by what `prepare` returns; by `stock`, with a line in the log, if it is Unsupported."""
+    with bypass():
+        try:
+            write = prepare()
+        except Unsupported as why:
+            check_stock_can("write", function, file, why)
+            log_fallback(function, file, why)
+            stock()
+        except NotPicklable as why:
+            raise why.error from None
+        else:
+            write()
+
+
+def load_or_stock(
+    function: str, file: object, ours: Callable[[], _T], stock: Callable[[], _T]
+) -> _T:
+    """Return what `ours` returns; after any error what `stock` does, with a line in the log.
+
+    So callers get the errors that they know.
+    """
+    with bypass():
+        try:
+            return ours()
+        except Exception as why:  # noqa: BLE001 -- stock loads it, or raises its own error
+            check_stock_can("read", function, file, why)
+            found = stock()
+            log_fallback(function, file, why)
+            return found
 
 
 def _object(file: object) -> str:

@@ -24,7 +24,7 @@ import iobench.safetensors
 import iobench.torch
 from iobench.errors import SaveError, UsageError
 from iobench.formats import torch_image
-from iobench.integrations import default_writer, safetensors_transfer
+from iobench.integrations import default_writer, safetensors_dropins
 from iobench.writers.s3 import S3Writer
 
 WRITER = "hybrid"
@@ -416,7 +416,7 @@ def test_what_is_left_of_an_old_file(library, kind, umask, tmp_path, log_lines) 
         "torch": (torch.save, iobench.torch.save),
         "safetensors": (safetensors.torch.save_file, iobench.safetensors.save_file),
     }[library]
-    safetensors_transfer._stock_behaviour.cache_clear()  # as in a new process
+    safetensors_dropins._stock_behaviour.cache_clear()  # as in a new process
     before = os.umask(umask)
     try:
         for side, save in (("stock", stock), ("ours", functools.partial(ours, writer=WRITER))):
@@ -425,7 +425,7 @@ def test_what_is_left_of_an_old_file(library, kind, umask, tmp_path, log_lines) 
             save({"a": torch.ones(9)}, tmp_path / side / "m.pt")
     finally:
         os.umask(before)
-        safetensors_transfer._stock_behaviour.cache_clear()
+        safetensors_dropins._stock_behaviour.cache_clear()
     assert _listed(tmp_path / "ours") == _listed(tmp_path / "stock")
     if library == "torch":
         assert len(log_lines()) == bool(reason)

@@ -257,7 +257,7 @@ def test_reads_that_fail(many, caplog) -> None:
     assert _outcome(lambda: file.get_slice("large")[3]) == _outcome(lambda: stock[3])
     assert caplog.text.count("no O_DIRECT here") == 2
     file = iobench.safetensors.safe_open(many, "pt")
-    with mock.patch("iobench.integrations.safetensors_transfer.available_bytes", return_value=9):
+    with mock.patch("iobench.integrations.safetensors_open.available_bytes", return_value=9):
         assert _outcome(lambda: file.get_tensor("large")) == _outcome(lambda: stock)
     assert "larger than the free memory" in caplog.text
 

@@ -84,13 +84,13 @@ def _replace(
     module: ModuleType, counts: CallCounts, package: str, names: tuple[str, str], file: str
 ) -> None:
     """Replace the function that saves and the one that loads; both have a parameter `file`."""
-    ours = f"iobench.integrations.{package.partition('.')[0]}_transfer"
+    ours = f"iobench.integrations.{package.partition('.')[0]}_dropins"
 
     def prepare(*args: Any, **kwargs: Any) -> Any:
         return import_module(ours).prepare_save(redirected_writer(), *args, **kwargs)
 
     def load(*args: Any, **kwargs: Any) -> Any:
-        return import_module(ours).load(redirected_writer(), *args, **kwargs)
+        return import_module(ours).load_by(redirected_writer(), *args, **kwargs)
 
     saving, loading = (
         Redirect(

@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from iobench.errors import UnavailableError
 from iobench.integrations.redirect.call_counts import CallCounts, Count
@@ -15,8 +15,7 @@ from iobench.integrations.replacing import bypass, bypass_reason, bypassed
 from iobench.integrations.stock_path import (
     NotPicklable,
     Unsupported,
-    check_stock_can_load,
-    check_stock_can_save,
+    check_stock_can,
 )
 from iobench.writers.stream import BlockStream
 from iobench.writers.transfer import Transfer
@@ -72,7 +71,7 @@ class Redirect:
                 except Exception:
                     self.counts.failed(self.name, call.count())
                     raise
-            call.check(check_stock_can_save, refused)
+            call.check("write", refused)
             call.report(refused)
             return call.stock(refused)
 
@@ -100,7 +99,7 @@ class Redirect:
             else:
                 call.redirected(moved)
                 return found
-            call.check(check_stock_can_load, refused)
+            call.check("read", refused)
             return call.stock(refused)
 
         return loading
@@ -134,10 +133,10 @@ class _Call:
         redirect = self._redirect
         redirect.counts.redirected(redirect.name, self.count(moved.bytes), fallbacks_of(moved))
 
-    def check(self, stock_can: Callable[[str, object, Exception], None], why: Exception) -> None:
-        """Run `stock_can`, which raises if stock cannot make the call, and count that failure."""
+    def check(self, doing: Literal["read", "write"], why: Exception) -> None:
+        """Raise if stock cannot make the call, and count that failure; see `check_stock_can`."""
         try:
-            stock_can(self._redirect.name, self._given, why)
+            check_stock_can(doing, self._redirect.name, self._given, why)
         except Exception:
             self._redirect.counts.failed(self._redirect.name, self.count())
             raise

@@ -184,10 +184,10 @@ def test_an_object_that_cannot_be_loaded_is_not_called_missing(tmp_path: Path) -
 
 def test_an_object_that_cannot_be_pickled_is_not_stocks(tmp_path: Path) -> None:
     """Stock would truncate the old file and then raise the same; here the file stays."""
-    torch_transfer = pytest.importorskip("iobench.integrations.torch_transfer")
+    torch_dropins = pytest.importorskip("iobench.integrations.torch_dropins")
 
     def prepare(obj: object, f: Path) -> Callable[[], Transfer]:
-        return torch_transfer.prepare_save(BufferedWriter(), obj, f)
+        return torch_dropins.prepare_save(BufferedWriter(), obj, f)
 
     class Broken:
         def __reduce__(self) -> str:
