@@ -13,7 +13,7 @@ import os
 import stat
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 from iobench.environment.mounts import read_mounts
 from iobench.errors import UsageError
@@ -65,7 +65,9 @@ def log_fallback(function: str, file: object, why: Exception) -> None:
         _log.warning("%s(%s): done by the stock function: %s", function, os.fspath(file), reason)
 
 
-def check_stock_can(doing: Literal["read", "write"], function: str, file: object, why: Any) -> None:
+def check_stock_can(
+    doing: Literal["read", "write to"], function: str, file: object, why: Exception
+) -> None:
     """Raise `why` if `file` is in a bucket, which stock functions cannot read or write.
 
     Raises UsageError in place of Unsupported. Stock functions would report a stored object as
@@ -76,8 +78,8 @@ def check_stock_can(doing: Literal["read", "write"], function: str, file: object
         return
     if isinstance(why, Unsupported):
         raise UsageError(f"{path}: {why}, and stock {function} cannot {doing} buckets") from why
-    missing = isinstance(why, OSError) and why.__cause__ and status_of(why.__cause__) == 404
-    if doing == "read" and missing:
+    reads, cause = doing == "read", why.__cause__
+    if reads and isinstance(why, OSError) and cause is not None and status_of(cause) == 404:
         raise FileNotFoundError(errno.ENOENT, why.strerror, path) from why
     raise why
 
@@ -93,7 +95,7 @@ def save_or_stock(
         try:
             write = prepare()
         except Unsupported as why:
-            check_stock_can("write", function, file, why)
+            check_stock_can("write to", function, file, why)
             log_fallback(function, file, why)
             stock()
         except NotPicklable as why:

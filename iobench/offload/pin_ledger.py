@@ -96,7 +96,7 @@ class PinLedger:
         owner = str(store.directory).encode(errors="surrogateescape")
         self._owner = xxhash.xxh3_64_hexdigest(owner)
         if drain is not None:
-            drain.offload = self
+            drain.copier.offload = self
 
     def start(self) -> None:
         """Read all manifests; release the pins that this directory held for none of them."""

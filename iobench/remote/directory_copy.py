@@ -6,7 +6,6 @@ import contextlib
 import errno
 import os
 import secrets
-import stat
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -17,7 +16,7 @@ from iobench.checkpoint.manifest import MANIFEST
 from iobench.checkpoint.rate_limit import RateLimit
 from iobench.checkpoint.staged import STAGING_SUFFIX, StagedCheckpoint
 from iobench.errors import TargetError, transfer_errors
-from iobench.remote.source_file import BLOCK_BYTES, SourceFile
+from iobench.remote.source_file import BLOCK_BYTES, SourceFile, foreign, open_own
 from iobench.writers.file_writer import FileWriter
 from iobench.writers.image import Bytes
 from iobench.writers.local.directory_lock import DirectoryLock
@@ -48,11 +47,15 @@ class DirectoryCopy(StagedCheckpoint):
         self._writer, self._limit = writer, limit
 
     def send(self, source: SourceFile) -> int:
+        """Send one file; return the bytes sent, without those that were there already.
+
+        The file is durable on return. Raises TransferError, StoppedError.
+        """
         path = self.directory / source.name
         with transfer_errors("copying to", path), ExitStack() as stack:
             directory = self._open_parent(source.name)
             stack.callback(os.close, directory)
-            fd = _open_file(path, directory)
+            fd = open_own(path, os.O_RDWR | os.O_CREAT, directory)
             stack.callback(os.close, fd)
             ranges = self._missing(fd, source)
             # A full disk is no reason to send it all again: a later attempt continues the file.
@@ -99,6 +102,7 @@ class DirectoryCopy(StagedCheckpoint):
         return above
 
     def check(self, name: str, size_bytes: int) -> None:
+        """Raise TargetError if another process sent this file to a place that is not this one."""
         path = self.directory / name
         found = path.lstat().st_size if path.exists() else None
         if found != size_bytes:
@@ -109,6 +113,7 @@ class DirectoryCopy(StagedCheckpoint):
             )
 
     def publish(self, manifest: bytes) -> None:  # type: ignore[override]  # of one part
+        """Make it a checkpoint with this manifest, durable on return. Raises TransferError."""
         with transfer_errors("copying to", self.directory):
             directory = self._open_parent(MANIFEST)
             try:
@@ -149,12 +154,12 @@ def _open_directory(path: Path, above: int) -> int:
         fd = os.open(path.name, _DIRECTORY | os.O_NOFOLLOW, dir_fd=above)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENOTDIR):
-            raise _foreign(path) from error
+            raise foreign(path) from error
         raise
     owner = os.fstat(fd).st_uid
     if not made and owner != os.geteuid() and owner != _uid_of_new(above):
         os.close(fd)
-        raise _foreign(path)
+        raise foreign(path)
     return fd
 
 
@@ -166,28 +171,6 @@ def _uid_of_new(above: int) -> int:
         return os.stat(name, dir_fd=above, follow_symlinks=False).st_uid
     finally:
         os.rmdir(name, dir_fd=above)
-
-
-def _open_file(path: Path, directory: int) -> int:
-    """Return a descriptor of the file `path`, in `directory`; make it if it is missing."""
-    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    try:
-        fd = os.open(path.name, flags, 0o666, dir_fd=directory)
-    except OSError as error:
-        if error.errno == errno.ELOOP:
-            raise _foreign(path) from error
-        raise
-    found = os.fstat(fd)
-    if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
-        os.close(fd)
-        raise _foreign(path)
-    return fd
-
-
-def _foreign(path: Path) -> TargetError:
-    return TargetError(
-        f"{path}: is a link, a special file or another user's: no Checkpointer made it; remove it"
-    )
 
 
 def _same(fd: int, start: int, block: Bytes) -> bool:

@@ -24,12 +24,12 @@ from iobench.checkpoint.save import CopyState, Save
 from iobench.checkpoint.store import DirectoryStore
 from iobench.errors import IobenchError, RankError, TargetError, TransferError, UsageError
 from iobench.ranks.together import ALONE, JobRanks
-from iobench.remote.file_copier import DrainStep, FileCopier, shown_error, states_of
+from iobench.remote.file_copier import DrainStep, FileCopier, shown_error
 from iobench.remote.journal import DrainEvent, DrainJournal, Event
 from iobench.remote.placement import LOCAL, REMOTE, TierHistory, estimate
 from iobench.remote.queue import NOT_DURABLE, PENDING, DrainQueue, Queued
 from iobench.remote.remote import RemoteTier
-from iobench.remote.source_file import LocalDamageError, PinnedFiles
+from iobench.remote.source_file import LocalDamageError
 from iobench.units import format_seconds
 from iobench.writers.blocks import interpreter_end
 
@@ -98,7 +98,6 @@ class Drain:
     for. `start`, `wait`, `finish` and `wait_for_backlog` are calls of all ranks then.
     """
 
-    offload: PinnedFiles | None = None  # the generations of the checkpoints, copied too
     failures = 0
     """How many attempts have failed."""
     failure: Exception | None = None
@@ -117,14 +116,10 @@ class Drain:
         self._max_backlog_s = remote.options.max_backlog_s
         self.journal = DrainJournal(local.directory)
         self._limit = RateLimit(remote.options.rate_bytes_per_s, self._must_yield)
-        self._copier = FileCopier(
-            local=local,
-            remote=remote,
-            limit=self._limit,
-            control=ranks.background,
-            offload=lambda: self.offload,
+        self.copier = FileCopier(
+            local=local, remote=remote, limit=self._limit, control=ranks.background
         )
-        self._step = DrainStep(local=local, remote=remote, queue=self.queue, copier=self._copier)
+        self._step = DrainStep(local=local, remote=remote, queue=self.queue, copier=self.copier)
         self._saving = self._failed_in_a_row = 0
         self._hurry_at_s = math.inf
         self._rates = rates
@@ -315,14 +310,14 @@ class Drain:
         """Do what rank 0 asks for, until the drain ends or a rank is lost."""
         # RankError: the trainer's thread raises it. UsageError: the connection was closed.
         with contextlib.suppress(RankError, UsageError):
-            while (order := self._copier.next())["do"] != "end":
+            while (order := self.copier.next())["do"] != "end":
                 if order["do"] == "note":
-                    for entry in states_of(order["states"]):
+                    for entry in msgspec.convert(order["states"], list[Queued]):
                         self.queue.learn(entry)
                     for step, serial in order["gone"]:
                         self.queue.forget(step, serial)
                 else:
-                    self._copier.answer(self._answer(order))
+                    self.copier.answer(self._answer(order))
 
     def _answer(self, order: dict[str, Any]) -> dict[str, Any]:
         """Return the answer, also of what fails in any way: rank 0 waits for it."""
@@ -331,9 +326,10 @@ class Drain:
             self._hurry_at_s = time.monotonic() + order["hurry_after_s"]
             self._limit.begin()
             if order["do"] == "send":
-                shown = [[order["step"], order["serial"], "draining", None, True]]
-                self.queue.learn(*states_of(shown))
-            return {"sent": self._copier.done(order, files)}
+                entry = self.queue.get(order["step"])
+                if entry is not None and entry.serial == order["serial"]:
+                    self.queue.move(entry, "draining", of=NOT_DURABLE)
+            return {"sent": self.copier.done(order, files)}
         except Exception as error:  # noqa: BLE001 -- rank 0 raises it
             with contextlib.suppress(Exception):  # of a client: the next order asks for it again
                 self.remote.renew()
@@ -347,7 +343,7 @@ class Drain:
                     self._look_at_remote()
                 self._give_up_unkept()
                 self._tidy()
-                self._copier.tell(self.queue.entries())  # each of them, before it is forgotten
+                self.copier.tell(self.queue.entries())  # each of them, before it is forgotten
                 self.queue.forget_settled(self.remote.holds if self.remote.is_open else None)
                 self._work()
             except StoppedError:
@@ -359,7 +355,7 @@ class Drain:
             except Exception as error:  # noqa: BLE001 -- tried again; `wait` raises it
                 self._fail(error)
         with contextlib.suppress(IobenchError):  # its process ends; the next one tidies up
-            self._copier.end()
+            self.copier.end()
 
     def _work(self) -> None:
         """Work on the next checkpoint, or wait until there is one."""

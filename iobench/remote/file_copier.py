@@ -96,7 +96,7 @@ _KINDS = {
 """Errors by the name that other ranks get. The first kind that a rank has counts."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class FileCopier:
     """Moves files from `local` to `remote` within a rate limit; every rank moves a share.
 
@@ -110,8 +110,8 @@ class FileCopier:
     remote: RemoteTier
     limit: RateLimit
     control: Control
-    offload: Callable[[], PinnedFiles | None]
-    """Returns the state that has the pinned generations of checkpoints."""
+    offload: PinnedFiles | None = None
+    """The state that has the pinned generations of checkpoints."""
     _told: dict[int, Queued] = field(default_factory=dict)
 
     # Rank 0.
@@ -156,10 +156,7 @@ class FileCopier:
         if changed or gone:
             self._told.clear()
             self._told.update(now)
-            states = [
-                [one.step, one.serial, one.state, one.durable_at_s, one.local] for one in changed
-            ]
-            order = {"do": "note", "states": states, "gone": gone}
+            order = {"do": "note", "states": msgspec.to_builtins(changed), "gone": gone}
             self._scatter([order] * self.control.world.size)
 
     def end(self) -> None:
@@ -264,10 +261,9 @@ class FileCopier:
 
     @contextmanager
     def _opened(self, pinned: PinnedGeneration, file: FileRecord) -> Iterator[SourceFile]:
-        state = self.offload()
-        if state is None:
+        if self.offload is None:
             raise LocalDamageError(f"{pinned.directory}: the optimizer is not open")
-        with state.open_file(pinned, file) as source:
+        with self.offload.open_file(pinned, file) as source:
             yield source
 
     def _limited(self, source: SourceFile) -> Iterator[Bytes]:
@@ -310,22 +306,6 @@ def _worst(answers: Mapping[str, Sequence[Any]]) -> Exception:
     if isinstance(error, TransferError):
         error.errno = next(iter(found.values()))[2]
     return error
-
-
-def states_of(shown: Sequence[Sequence[Any]]) -> list[Queued]:
-    """Return the states of copies that rank 0 has told; see `FileCopier.tell`."""
-    return [
-        Queued(
-            step=step,
-            serial=serial,
-            since_s=0.0,
-            created_s=0.0,
-            state=state,
-            durable_at_s=durable_at_s,
-            local=local,
-        )
-        for step, serial, state, durable_at_s, local in shown
-    ]
 
 
 @dataclass(frozen=True, kw_only=True)

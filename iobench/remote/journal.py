@@ -6,7 +6,6 @@ TiersStatus: what the local tier and its journal say about them.
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 import threading
@@ -21,8 +20,8 @@ import xxhash
 from iobench.checkpoint.manifest import Manifest
 from iobench.checkpoint.retention import readable_manifest
 from iobench.checkpoint.store import DirectoryStore
-from iobench.errors import TargetError, UsageError, transfer_errors
-from iobench.regular_file import open_regular
+from iobench.errors import UsageError, transfer_errors
+from iobench.remote.source_file import open_own
 from iobench.text import parse_json
 
 JOURNAL = ".iobench-drain.jsonl"
@@ -96,38 +95,18 @@ class DrainJournal:
     def read(self) -> tuple[list[DrainEvent], int]:
         """Return the events, and how many damaged lines there are between them.
 
-        Raises TransferError, also for what is not a regular file, and TargetError for a link.
+        Raises TransferError, and TargetError for a link and what is not a regular file.
         """
         return _read(self._text())
 
     def _text(self) -> bytes:
         with transfer_errors("reading", self._path):
             try:
-                fd = self._open(os.O_RDONLY)
+                fd = open_own(self._path, os.O_RDONLY)
             except FileNotFoundError:
                 return b""
             with open(fd, "rb") as file:
                 return file.read()
-
-    def _open(self, flags: int) -> int:
-        """Open the journal; links are refused, symbolic and hard.
-
-        Others may write to the directory of a shared project. A link there could lead to a file of
-        this user, and a pipe would block the trainer.
-        """
-        try:
-            fd = open_regular(self._path, flags | os.O_NOFOLLOW)
-        except OSError as error:
-            if error.errno == errno.ELOOP:
-                raise self._foreign() from error
-            raise
-        if os.fstat(fd).st_nlink > 1:
-            os.close(fd)
-            raise self._foreign()
-        return fd
-
-    def _foreign(self) -> TargetError:
-        return TargetError(f"{self._path}: is a link, so no Checkpointer made it; remove it")
 
     def shorten(self) -> None:
         """Keep the newest 1,000 events if there are more than 2,000, or damaged lines."""
@@ -145,7 +124,7 @@ class DrainJournal:
     def add(self, event: DrainEvent) -> None:
         """Append an event. Raises TransferError, for example when the disk is full; TargetError."""
         with self._lock, transfer_errors("writing", self._path):
-            fd = self._open(os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+            fd = open_own(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
             try:
                 os.write(fd, _line(event).encode())  # one write: a kill leaves it whole or cut off
             finally:

@@ -6,7 +6,7 @@ import contextlib
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from iobench import linux
 from iobench.checkpoint.manifest import Manifest
@@ -82,14 +82,7 @@ class MemorySlot(Slot):
         return bool(self.number < other.number)
 
 
-class UseShown(Protocol):
-    """What shows the use of memory to other processes."""
-
-    def update(self) -> None:
-        """Show it as it is now."""
-
-    def close(self) -> object:
-        """Show nothing any more."""
+def _no_notice() -> None: ...
 
 
 class MemoryPool(SlotPool):
@@ -101,9 +94,6 @@ class MemoryPool(SlotPool):
     SlotPool: what is taken is counted in the slots that exist. Of `sharers` processes of this node
     each takes an equal share of the available memory at most.
     """
-
-    status: UseShown | None = None
-    """Gets notice of each change."""
 
     def __init__(
         self, tiers: Sequence[MemoryTier], *, sharers: int = 1, alone: bool = True
@@ -117,6 +107,8 @@ class MemoryPool(SlotPool):
         self._spare = min((available_bytes() or 0) // _SPARE_PART, _MOST_SPARE)
         self._numbers = itertools.count()
         self._counted = 0
+        self.changed: Callable[[], object] = _no_notice
+        """Called after each change of its use."""
 
     def slots(self) -> list[MemorySlot]:
         """Return the slots that have memory, those that were made first first. In any thread."""
@@ -207,12 +199,8 @@ class MemoryPool(SlotPool):
         except BaseException:
             self.give(slot)
             raise
-        self._changed()
+        self.changed()
         return slot
-
-    def _changed(self) -> None:
-        if self.status is not None:
-            self.status.update()
 
     def _fastest(self) -> MemorySlot | None:
         for slot in self.slots():
@@ -230,7 +218,7 @@ class MemoryPool(SlotPool):
             slot.free()
         else:
             self._free.append(slot)
-        self._changed()
+        self.changed()
 
     def free(self) -> None:
         """Free the memory of the free slots."""
@@ -256,7 +244,6 @@ class MemoryPool(SlotPool):
         return sum(len(one.memory) for one in self.slots() if one.tier == tier.name and which(one))
 
     def close(self) -> None:
-        """Free the memory of the free slots."""
+        """Free the memory of the free slots; no more notice is given."""
         self.free()
-        if self.status is not None:
-            self.status.close()
+        self.changed = _no_notice

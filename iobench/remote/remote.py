@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Literal, Protocol, get_args
+from typing import Literal, get_args
 
 from iobench.checkpoint.ledger import Ledger
 from iobench.checkpoint.manifest import Manifest
@@ -20,7 +20,6 @@ from iobench.checkpoint.store import CheckpointStore, DirectoryStore, store_at
 from iobench.errors import OptionError, TransferError, UsageError
 from iobench.remote.directory_copy import DRAINING_SUFFIX, DirectoryCopy
 from iobench.remote.object_copy import ObjectCopy
-from iobench.remote.source_file import SourceFile
 from iobench.units import format_seconds, parse_seconds, parse_size
 from iobench.writers.base import Writer
 from iobench.writers.config import writer_of
@@ -30,26 +29,12 @@ from iobench.writers.s3 import S3Writer
 from iobench.writers.s3_store.target import is_s3
 from iobench.writers.s3_store.upload import leaving_failed
 
+RemoteCopy = DirectoryCopy | ObjectCopy
+"""A checkpoint on its way to the remote tier. It is visible there only after `publish`.
 
-class RemoteCopy(Protocol):
-    """A checkpoint on its way to the remote tier. It is visible there only after `publish`.
-
-    What an attempt has sent stays there when it ends early, also by kill -9. The next attempt
-    compares it with the source and sends only the rest.
-    """
-
-    def send(self, source: SourceFile) -> int:
-        """Send one file; return the bytes sent, without those that were there already.
-
-        The file is durable on return. Raises TransferError, StoppedError.
-        """
-
-    def check(self, name: str, size_bytes: int) -> None:
-        """Raise TargetError if another process sent this file to a place that is not this one."""
-
-    def publish(self, manifest: bytes) -> None:
-        """Make it a checkpoint with this manifest, durable on return. Raises TransferError."""
-
+What an attempt has sent stays there when it ends early, also by kill -9. The next attempt compares
+it with the source and sends only the rest.
+"""
 
 OnBacklog = Literal["wait", "drop"]
 

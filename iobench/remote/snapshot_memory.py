@@ -71,7 +71,8 @@ class SnapshotMemory:
         self._ledger, self._keep, self._store, self._local = ledger, keep, store, local
         self._stored = stored
         if ledger is not None and isinstance(store, DirectoryStore):
-            self.pool.status = MemoryStatusFile(self.pool, store.directory, ranks=self._ranks)
+            status = MemoryStatusFile(self.pool, store.directory, ranks=self._ranks)
+            self.pool.changed = status.update
 
         def kept(snapshot: Snapshot) -> None:
             found = persist(snapshot)

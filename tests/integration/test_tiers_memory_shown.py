@@ -99,7 +99,7 @@ def test_closed(tmp_path) -> None:
         assert memory_status(other) is None
         if (child := os.fork()) == 0:  # shares the file, but not the memory
             try:
-                ckpt._persister.pool.status.update()  # type: ignore[attr-defined]  # MemoryPool
+                ckpt._persister.pool.changed()  # type: ignore[attr-defined]  # MemoryPool
             finally:
                 os._exit(0)
         os.waitpid(child, 0)

@@ -71,7 +71,7 @@ class Redirect:
                 except Exception:
                     self.counts.failed(self.name, call.count())
                     raise
-            call.check("write", refused)
+            call.check("write to", refused)
             call.report(refused)
             return call.stock(refused)
 
@@ -133,7 +133,7 @@ class _Call:
         redirect = self._redirect
         redirect.counts.redirected(redirect.name, self.count(moved.bytes), fallbacks_of(moved))
 
-    def check(self, doing: Literal["read", "write"], why: Exception) -> None:
+    def check(self, doing: Literal["read", "write to"], why: Exception) -> None:
         """Raise if stock cannot make the call, and count that failure; see `check_stock_can`."""
         try:
             check_stock_can(doing, self._redirect.name, self._given, why)

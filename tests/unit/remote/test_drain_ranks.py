@@ -7,13 +7,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import msgspec
 import pytest
 
 from iobench.checkpoint.save import Save
 from iobench.errors import RankError
 from iobench.ranks.control import Control
 from iobench.ranks.together import JobRanks
-from iobench.remote.file_copier import FileCopier, states_of
+from iobench.remote.file_copier import FileCopier
 from iobench.remote.local_tier import LocalTier
 from iobench.remote.placing import RemotePlace
 from iobench.remote.queue import DrainQueue, Queued
@@ -53,7 +54,6 @@ def _copier(hub: _Hub) -> FileCopier:
         local=anything,
         remote=anything,
         limit=anything,
-        offload=anything,
         control=cast(Control, hub),
     )
 
@@ -78,7 +78,7 @@ def test_only_differences_are_sent() -> None:
     copier.tell([*entries[1:-1], replace(entries[-1], state="dropped")])
     assert len(hub.sent) == 2
     assert len(hub.sent[0]["states"]) == 10_000
-    (changed,) = states_of(hub.sent[1]["states"])
+    (changed,) = msgspec.convert(hub.sent[1]["states"], list[Queued])
     assert (changed.step, changed.state) == (9_999, "dropped")
     assert hub.sent[1]["gone"] == [[0, 0]]
 
@@ -104,7 +104,7 @@ def test_a_rank_follows_the_differences(tmp_path: Path) -> None:
 
 def _hear(follower: LocalTier, orders: list[dict[str, Any]]) -> None:
     """Let a rank follow these orders."""
-    follower.drain._copier.control._orders[:] = orders  # type: ignore[attr-defined]  # a _Hub
+    follower.drain.copier.control._orders[:] = orders  # type: ignore[attr-defined]  # a _Hub
     follower.drain._run()
 
 
