@@ -62,7 +62,6 @@ class PinLedger:
         self._own: set[str] = set()
         self._gone: set[str] = set()
         """Pins that no checkpoint names, not even after a power cut."""
-        self._others = 0
 
     def check(
         self, *, keep: Retention | None, placed: bool, tiers: Sequence[Any], world: World
@@ -108,13 +107,10 @@ class PinLedger:
                 self._named[step] = one.offload.pin
         named = set(self._named.values())
         self._wait()
-        held = [pin for pin in self._state.running().store.pins if pin.name]
-        self._state.held.update(pin.name for pin in held)
-        for pin in held:
-            if pin.name in named or (pin.owner == self._owner and pin.step not in unread):
+        for pin in self._state.running().store.pins:
+            own = pin.name and pin.owner == self._owner and pin.step not in unread
+            if own or pin.name in named:
                 self._own.add(pin.name)
-            else:
-                self._others += 1
         self.sweep()
 
     def make_room(self, *ways: Callable[[], None]) -> None:
@@ -136,7 +132,7 @@ class PinLedger:
     @property
     def full(self) -> bool:
         """Whether no pin is left."""
-        return len(self._own) + self._others >= self._layout.pins
+        return len(self._state.held) >= self._layout.pins
 
     def added_to(self, state: Any) -> Any:
         """The files of a checkpoint have nothing of it."""

@@ -78,7 +78,7 @@ class OptimizerState:
         self.restored: Restored | None = None
         """What `resume` has taken; None for a new training."""
         self.held: set[str] = set()
-        """Names of the pins of a Checkpointer, also of those that are not durable yet."""
+        """Names of the pins of Checkpointers, also of those that are not durable yet."""
 
     def create(self, *, pins: int, chunk_elements: int | None) -> None:
         """Make the files of a new training. Raises TargetError if there is one."""
@@ -115,6 +115,7 @@ class OptimizerState:
     def _attach(self, store: GenerationStore) -> None:
         """Start the engine on `store`, which is closed if that fails."""
         self._note_marks()
+        self.held.update(pin.name for pin in store.pins if pin.name)
         self.engine = engine = Engine(store, self._options, self.ranks.new_run())
         self.early = early = None
         if self._overlap:
@@ -214,9 +215,7 @@ class OptimizerState:
         Raises UsageError when all pins are held.
         """
         engine = self.settled()
-        most = engine.layout.pins
-        durable = sum(bool(one.name) for one in engine.store.pins)  # some may be on their way out
-        if max(len(self.held), 0 if pin.name else durable) >= most:
+        if len(self.held) >= (most := engine.layout.pins):
             raise UsageError(f"all pins={most} belong to checkpoints of a Checkpointer")
         engine.pin(pin, extra, kept_values(self.groups))
         if pin.name:

@@ -35,7 +35,7 @@ def open_own(path: Path, flags: int, directory: int | None = None) -> int:
     try:
         fd = os.open(name, flags, 0o666, dir_fd=directory)
     except OSError as error:
-        if error.errno == errno.ELOOP:
+        if error.errno in (errno.ELOOP, errno.ENXIO):  # ENXIO: a socket, a pipe without a reader
             raise foreign(path) from error
         raise
     found = os.fstat(fd)
