@@ -33,9 +33,9 @@ from iobench.writers.blocks import interpreter_end
 from iobench.writers.blocks.channel import Channel, Lease
 
 if TYPE_CHECKING:
-    from iobench.remote.given import AnyTier
     from iobench.remote.memory_pool import TierUse
     from iobench.remote.placement import Placement
+    from iobench.remote.remote import AnyTier
     from iobench.replicas.replicator import Replicated
 
 

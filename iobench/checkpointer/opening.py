@@ -34,10 +34,10 @@ from iobench.writers.config import writer_of
 from iobench.writers.s3_store.target import is_s3
 
 if TYPE_CHECKING:
-    from iobench.remote.given import AnyTier, GivenTiers
     from iobench.remote.local_tier import LocalTier
     from iobench.remote.memory import Memory
     from iobench.remote.placement import Placement
+    from iobench.remote.remote import AnyTier, GivenTiers
     from iobench.remote.snapshot_memory import SnapshotMemory
     from iobench.replicas.replicator import Replicator
 
@@ -144,7 +144,7 @@ class CheckpointerOptions:
         """The tiers by kind."""
         if not self.tiers:
             return None
-        from iobench.remote.given import GivenTiers  # here: it takes time to import
+        from iobench.remote.remote import GivenTiers  # here: it takes time to import
 
         return GivenTiers.of(self.tiers)
 

@@ -5,23 +5,15 @@ from __future__ import annotations
 import io
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from iobench.errors import DataMismatchError, transfer_errors
-from iobench.writers.base import LocalSource, Source
+from iobench.writers.base import CopyReader, LocalSource, Source, Writer
 from iobench.writers.device.base import DeviceBytes
 from iobench.writers.image import FileImage
 
-
-class Inspectable(Protocol):
-    """A Writer or a CopyReader: what opens files to inspect them."""
-
-    @property
-    def direct(self) -> bool:
-        """Whether it reads past the page cache."""
-
-    def open_source(self, target: str) -> Source:
-        """Open the file `target`."""
+Inspectable = Writer | CopyReader
+"""What opens files to inspect them."""
 
 
 class InspectedFile(io.RawIOBase):

@@ -187,11 +187,11 @@ class _Place(NamedTuple):
         return cls(start, wide, extra, start + size + descriptor, _ENTRY.size + name_bytes + extra)
 
 
-def zip_bytes(folder: str, records: Iterable[tuple[str, int]], alignment: int = ALIGNMENT) -> int:
+def zip_bytes(folder: str, records: Iterable[tuple[str, int]]) -> int:
     """Return the size of a zip of `folder` with `records` of these names and sizes in bytes."""
     position = directory = 0
     for name, size in records:
-        place = _Place.of(position, len(folder) + 1 + len(name), size, alignment)
+        place = _Place.of(position, len(folder) + 1 + len(name), size, ALIGNMENT)
         position, directory = place.stop, directory + place.entry_bytes
     return position + directory + _END_BYTES
 

@@ -71,15 +71,15 @@ class StorageReader(DcpStorage, StockStorageReader):
         """
         del args
         name = metadata_name(kwargs.get("rank"))
-        with self._files.source(name) as source:
+        with self._source(name) as source:
             try:
                 metadata = pickle.load(cast(IO[bytes], source))
             except _DAMAGE as error:
                 raise DataMismatchError(
-                    f"{self._files.path(name)}: not metadata of DCP ({error})"
+                    f"{self._path(name)}: not metadata of DCP ({error})"
                 ) from error
         if not isinstance(metadata, Metadata):
-            raise DataMismatchError(f"{self._files.path(name)}: not metadata of DCP")
+            raise DataMismatchError(f"{self._path(name)}: not metadata of DCP")
         if getattr(metadata, "storage_meta", None) is None:
             metadata.storage_meta = StorageMeta()
         assert metadata.storage_meta is not None
@@ -113,14 +113,13 @@ class StorageReader(DcpStorage, StockStorageReader):
         for one in items:
             if one.stop > (size := sizes[one.path]):
                 raise DataMismatchError(
-                    f"{self._files.path(one.path)}: has {size} bytes, but the metadata names later "
-                    "ones"
+                    f"{self._path(one.path)}: has {size} bytes, but the metadata names later ones"
                 )
         wanted = sorted((one for one in items if sizes[one.path]), key=itemgetter(0, 1))
         tensor = partial(_saved_tensor, metadata, torch_tensor.settings())
         reading = read_ahead(
-            self._files.writer,
-            self._files.location,
+            self._writer,
+            self._location,
             sizes,
             joined(wanted, sizes, _AT_ONCE),
             largest_bytes=max([_AT_ONCE, *(one.stop - one.start for one in wanted)]) + 2 * PAGE,
@@ -132,7 +131,7 @@ class StorageReader(DcpStorage, StockStorageReader):
             for window, memory in reading:
                 for one in window.wanted:
                     data = memory[one.start - window.start : one.stop - window.start]
-                    where = f"{self._files.path(one.path)}, {one.start}"
+                    where = f"{self._path(one.path)}, {one.start}"
                     _fill(planner, tensor, one.wanted, data, where)
         done: Future[None] = Future()
         done.set_result(None)
@@ -150,7 +149,7 @@ class StorageReader(DcpStorage, StockStorageReader):
         return FileRange(stored.relative_path, start, start + int(stored.length), request)
 
     def _size_of(self, name: str) -> int:
-        with self._files.source(name) as source:
+        with self._source(name) as source:
             return source.seek(0, io.SEEK_END)
 
 

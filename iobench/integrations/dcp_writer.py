@@ -35,6 +35,7 @@ from iobench.writers.blocks import interpreter_end
 from iobench.writers.blocks.workers import map_in_workers
 from iobench.writers.config import WriterLike
 from iobench.writers.device.staging import DeviceCopies
+from iobench.writers.removal import remove_file
 from iobench.writers.transfer import Transfer
 
 METADATA = ".metadata"
@@ -120,7 +121,7 @@ class StorageWriter(DcpStorage, StockStorageWriter, BlockingAsyncStager):
         ]
 
     def _remove_metadata(self, name: str) -> None:
-        if not self._files.exists(name):
+        if not self._exists(name):
             return
         if not self._overwrite:
             raise TargetError(
@@ -128,7 +129,7 @@ class StorageWriter(DcpStorage, StockStorageWriter, BlockingAsyncStager):
                 "pass overwrite=True"
             )
         with contextlib.suppress(FileNotFoundError):  # another rank removed it first
-            self._files.remove(name)
+            remove_file(self._path(name), self._writer)
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Write this rank's files, each durable and under its name on return."""
@@ -155,7 +156,7 @@ class StorageWriter(DcpStorage, StockStorageWriter, BlockingAsyncStager):
         results = []
         expected = sum(_size_bytes(item) for item in items)
         try:
-            with self._files.writer.open(self._files.path(name), expected or None) as stream:
+            with self._writer.open(self._path(name), expected or None) as stream:
                 gathered = ItemStream(stream)
                 for item, data in on_host(items, planner.resolve_data, copies):
                     start = gathered.tell()
@@ -182,7 +183,7 @@ class StorageWriter(DcpStorage, StockStorageWriter, BlockingAsyncStager):
         name = metadata_name(self._own_rank)
         with (
             _saves.step(last=True),
-            self._files.writer.open(self._files.path(name)) as stream,
+            self._writer.open(self._path(name)) as stream,
         ):
             pickle.dump(metadata, cast(IO[bytes], stream))
         assert stream.transfer is not None

@@ -177,13 +177,11 @@ class Drain:
 
         `direct`: it is durable in the remote tier, and not in the local one.
         """
-        more = {"state": "durable", "durable_at_s": time.time(), "local": False} if direct else {}
-        self.queue.learn(Queued.of(save, serial, **more), newer=True)
+        self.queue.learn(Queued.of(save, serial, direct=direct), newer=True)
 
     def sent_directly(self, save: Save, serial: int, size_bytes: int, elapsed_s: float) -> None:
         """Record a save that is durable in the remote tier, and not in the local one."""
-        more = {"state": "durable", "durable_at_s": time.time(), "local": False}
-        entry = Queued.of(save, serial, size_bytes=size_bytes, **more)
+        entry = Queued.of(save, serial, size_bytes=size_bytes, direct=True)
         self.queue.put(entry)
         self._note("durable", entry, sent_bytes=size_bytes, elapsed_s=elapsed_s)
         self._rates.add(REMOTE, size_bytes, elapsed_s)

@@ -202,12 +202,12 @@ class TiersStatus:
         return max(0, self.local_step - self.remote_step)
 
 
-def tiers_status(directory: Path, *, now_s: float | None = None) -> TiersStatus:
+def tiers_status(directory: Path) -> TiersStatus:
     """Return the status of the tiers of `directory`. Takes no lock and changes nothing.
 
     Raises TargetError when there is no such directory, UsageError when it has no journal.
     """
-    now_s = time.time() if now_s is None else now_s
+    now_s = time.time()
     store = DirectoryStore(directory)
     steps = store.steps()
     events, damaged = DrainJournal(store.directory).read()

@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
-from typing import Any
 
 from iobench.checkpoint.save import Copy, CopyState, Save
 
@@ -38,10 +37,18 @@ class Queued:
     not after the retention of the local tier has removed it."""
 
     @classmethod
-    def of(cls, save: Save, serial: int, **more: Any) -> Queued:
-        """Return the entry of a save that has just ended; `more` are further fields."""
-        now_s = time.monotonic()
-        return cls(step=save.step, serial=serial, since_s=now_s, created_s=save.created_s, **more)
+    def of(cls, save: Save, serial: int, *, size_bytes: int = 0, direct: bool) -> Queued:
+        """Return the entry of a save that has just ended; `direct`: to the remote tier alone."""
+        return cls(
+            step=save.step,
+            serial=serial,
+            since_s=time.monotonic(),
+            created_s=save.created_s,
+            size_bytes=size_bytes,
+            state="durable" if direct else "waiting",
+            durable_at_s=time.time() if direct else None,
+            local=not direct,
+        )
 
     @property
     def is_there(self) -> bool:

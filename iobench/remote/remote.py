@@ -1,14 +1,17 @@
-"""Remote: the tier that outlives the node, a bucket or another directory."""
+"""Remote: the tier that outlives the node, a bucket or another directory.
+
+GivenTiers: all tiers of a Checkpointer, checked and sorted.
+"""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 from iobench.checkpoint.ledger import Ledger
 from iobench.checkpoint.manifest import Manifest
@@ -19,6 +22,7 @@ from iobench.checkpoint.save import Save
 from iobench.checkpoint.store import CheckpointStore, DirectoryStore, store_at
 from iobench.errors import OptionError, TransferError, UsageError
 from iobench.remote.directory_copy import DRAINING_SUFFIX, DirectoryCopy
+from iobench.remote.memory import Memory
 from iobench.remote.object_copy import ObjectCopy
 from iobench.units import format_seconds, parse_seconds, parse_size
 from iobench.writers.base import Writer
@@ -111,6 +115,43 @@ class Remote:
                 f"which writer {writer.name!r} does not do; choose the writer hybrid"
             )
         return writer
+
+
+AnyTier: TypeAlias = Memory | Remote
+
+
+@dataclass(frozen=True, kw_only=True)
+class GivenTiers:
+    """Memory tiers, fastest first, and the remote one, if they were given."""
+
+    memories: tuple[Memory, ...] = ()
+    remote: Remote | None = None
+
+    @classmethod
+    def of(cls, tiers: Sequence[AnyTier]) -> GivenTiers:
+        """Sort `tiers`. Raises OptionError for anything else, another order, or two remote ones."""
+        if not isinstance(tiers, Sequence) or not all(isinstance(one, AnyTier) for one in tiers):
+            raise OptionError(
+                f'tiers={tiers!r}: takes a list such as [Memory("8GiB"), Remote("s3://bucket/run")]'
+            )
+        memories = [one for one in tiers if isinstance(one, Memory)]
+        remote = [one for one in tiers if isinstance(one, Remote)]
+        if len(remote) > 1:
+            raise OptionError(f"tiers: {len(remote)} remote tiers; one is possible")
+        if remote and tiers[-1] is not remote[0]:
+            raise OptionError("tiers: the order is Memory, Remote: the nearest tier first")
+        names = [str(one) for one in memories]
+        if len(set(names)) < len(names):
+            raise OptionError(f"tiers: the same memory twice: {', '.join(names)}")
+        return cls(memories=tuple(memories), remote=remote[0] if remote else None)
+
+    def check(self, options: Mapping[str, Any], *, ranked: bool) -> None:
+        """Raise OptionError if a Checkpointer with `options` cannot use them."""
+        if ranked and options.get("placement") and options.get("replicate"):
+            raise OptionError("placement: not with replicate in a job of several ranks")
+        for name in ("slots", "budget"):
+            if self.memories and options.get(name) is not None:
+                raise OptionError(f"{name}: the sizes of the Memory tiers decide; leave it out")
 
 
 class RemoteTier:

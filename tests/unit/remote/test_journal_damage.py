@@ -119,10 +119,10 @@ def test_left_out_and_counted(
 def test_an_event_of_another_version(tmp_path: Path) -> None:
     """It is not damage, and changes nothing."""
     text = _written(tmp_path)
-    before = tiers_status(tmp_path, now_s=9.0)
+    before = tiers_status(tmp_path)
     event = '{"event":"moved","at_s":1,"step":1,"colour":"red"}'
     (tmp_path / JOURNAL).write_bytes(text + _line(event))
-    found = tiers_status(tmp_path, now_s=9.0)
+    found = tiers_status(tmp_path)
     assert found.damaged_lines == 0
     assert (found.remote_step, found.failure) == (before.remote_step, before.failure)
 

@@ -15,7 +15,7 @@ from iobench.errors import (
     TransferError,
     UnavailableError,
 )
-from iobench.integrations.dcp_files import DcpFiles
+from iobench.integrations.dcp_files import DcpStorage
 from iobench.writers.s3 import S3Writer
 from iobench.writers.s3_store import client
 from iobench.writers.s3_store.client import THROTTLED, S3Client, S3Options, delay_s, retried
@@ -267,9 +267,9 @@ def test_a_missing_file_of_this_machine_is_no_missing_object(
         config.write_text(f"[default]\ncredential_process = {missing}\n")
         monkeypatch.setenv("AWS_CONFIG_FILE", str(config))
     writer = S3Writer(endpoint_url="http://127.0.0.1:9", max_attempts=1)
-    files = DcpFiles("s3://bucket/run", writer)
+    files = DcpStorage("s3://bucket/run", writer)
     with pytest.raises(TransferError) as caught:
-        files.exists(".metadata")
+        files._exists(".metadata")
     writer.client.close()
     assert caught.value.errno == errno.EIO
     assert f"'{missing}'; a file of this machine, not of the bucket" in str(caught.value)
