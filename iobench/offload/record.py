@@ -41,6 +41,11 @@ _JSON_BYTES_OF_OTHERS = 1 << 10  # all but the groups and the pins
 _JSON_BYTES_PER_GROUP = 4 << 10
 _JSON_BYTES_PER_PIN = 256
 _EXTRA_BYTES = 256 << 10
+_IN_TEXT = (
+    *("sequence", "generation", "updates", "run", "groups", "pins", "damaged"),
+    *("time_s", "elapsed_s"),
+)
+"""The fields of a record that are in its JSON; the others follow it."""
 
 
 class Pin(NamedTuple):
@@ -91,19 +96,7 @@ class GenerationRecord:
 
         Raises ValueError when they exceed `capacity_bytes`.
         """
-        text = json.dumps(
-            {
-                "sequence": self.sequence,
-                "generation": self.generation,
-                "updates": self.updates,
-                "run": self.run,
-                "groups": [dict(group) for group in self.groups],
-                "pins": self.pins,
-                "damaged": self.damaged,
-                "time_s": self.time_s,
-                "elapsed_s": self.elapsed_s,
-            }
-        ).encode()
+        text = json.dumps({name: getattr(self, name) for name in _IN_TEXT}).encode()
         body = text + self.rows.tobytes() + self.counts.astype(_COUNT).tobytes() + self.extra
         digest = xxhash.xxh3_64_intdigest(body)
         data = _HEAD.pack(_MAGIC, _VERSION, len(text), len(body), digest) + body
@@ -135,20 +128,13 @@ class GenerationRecord:
             )
         if len(body) < counts_end:
             return None
-        found = json.loads(body[:text_bytes])
+        text = json.loads(body[:text_bytes])
+        found = {name: text[name] for name in _IN_TEXT}
         return cls(
-            sequence=found["sequence"],
-            generation=found["generation"],
-            updates=found["updates"],
+            **found | {"pins": tuple(Pin(*pin) for pin in found["pins"])},
             rows=np.frombuffer(body[text_bytes:rows_end], dtype=ROW).copy(),
             counts=np.frombuffer(body[rows_end:counts_end], dtype=_COUNT).astype(np.uint64),
-            run=found["run"],
-            groups=found["groups"],
-            pins=tuple(Pin(*pin) for pin in found["pins"]),
             extra=body[counts_end:],
-            damaged=found["damaged"],
-            time_s=found["time_s"],
-            elapsed_s=found["elapsed_s"],
         )
 
 

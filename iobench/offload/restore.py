@@ -7,14 +7,12 @@ import io
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
 
 from iobench.errors import DataMismatchError, StateError, UsageError
 from iobench.offload.chunks import ChunkBuffer, read_chunks
-from iobench.offload.groups import kind_of, put_values, specs_of
 from iobench.offload.mover import Speed
 from iobench.offload.record import GenerationRecord, Pin
 from iobench.offload.shards import ShardRanks
@@ -110,49 +108,6 @@ def _offer(store: GenerationStore) -> str:
     latest = f"the newest has {newest.updates} updates" if newest else "there is no generation"
     pins = ", ".join(str(pin.step) for pin in store.pins) or "none"
     return f"pinned: {pins}; {latest}"
-
-
-def open_state(
-    directory: Path,
-    groups: Sequence[dict[str, Any]],
-    kind: str,
-    wanted: Wanted,
-    ranks: ShardRanks,
-    speed: Speed,
-    *,
-    verify: bool,
-) -> tuple[GenerationStore, Restored]:
-    """Open the state of an optimizer of this `kind`; fill its parameters and groups.
-
-    All `ranks` take the same step. Raises what `restore` raises, StateMismatchError for another
-    model, UsageError for another kind, RankError for what another rank has raised.
-    """
-    opened: list[GenerationStore] = []
-    try:
-        ranks.each(lambda: opened.append(_opened(directory, groups, kind)))
-        (store,) = opened
-        parameters = [parameter for group in groups for parameter in group["params"]]
-        record, restored = restore(store, parameters, wanted, ranks, speed, verify=verify)
-        put_values(groups, record.groups)
-    except BaseException:
-        for one in opened:
-            one.close()
-        raise
-    return store, restored
-
-
-def _opened(directory: Path, groups: Sequence[dict[str, Any]], kind: str) -> GenerationStore:
-    specs = specs_of(groups)
-    store = GenerationStore.open(directory)
-    try:
-        store.layout.check_same(specs, str(directory))
-        found = store.newest and kind_of(store.newest.groups[0])
-        if found and found != kind:
-            raise UsageError(f"{store.directory} has the state of {found}: use its resume")
-    except BaseException:
-        store.close()
-        raise
-    return store
 
 
 def restore(

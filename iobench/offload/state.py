@@ -13,10 +13,10 @@ from iobench.errors import OptionError, RankError, UsageError
 from iobench.offload.chunks import ChunkBuffer
 from iobench.offload.early import EarlyUpdates
 from iobench.offload.engine import Engine, EngineOptions
-from iobench.offload.groups import kept_values, specs_of
+from iobench.offload.groups import kept_values, kind_of, put_values, specs_of
 from iobench.offload.layout import StateLayout
 from iobench.offload.record import Pin
-from iobench.offload.restore import Restored, Wanted, open_state
+from iobench.offload.restore import Restored, Wanted, restore
 from iobench.offload.shards import ShardRanks, local_gradient
 from iobench.offload.store import GenerationStore
 from iobench.offload.update import (
@@ -95,17 +95,38 @@ class OptimizerState:
         self._attach(self.ranks.each(create))
 
     def resume(self, wanted: Wanted, *, verify: bool = False) -> None:
-        """Go on from a generation, and fill the parameters and groups. Raises like `open_state`."""
-        store, self.restored = open_state(
-            self.directory,
-            self.groups,
-            self.kind,
-            wanted,
-            self.ranks,
-            self._options.speed,
-            verify=verify,
-        )
+        """Go on from a generation, and fill the parameters and groups; the same in all ranks.
+
+        Raises what `restore` raises, StateMismatchError for another model, UsageError for another
+        kind, RankError for what another rank has raised.
+        """
+        opened: list[GenerationStore] = []
+        try:
+            self.ranks.each(lambda: opened.append(self._opened()))
+            (store,), speed = opened, self._options.speed
+            record, restored = restore(
+                store, self.parameters(), wanted, self.ranks, speed, verify=verify
+            )
+            put_values(self.groups, record.groups)
+        except BaseException:
+            for one in opened:
+                one.close()
+            raise
+        self.restored = restored
         self._attach(store)
+
+    def _opened(self) -> GenerationStore:
+        specs = specs_of(self.groups)
+        store = GenerationStore.open(self.directory)
+        try:
+            store.layout.check_same(specs, str(self.directory))
+            found = store.newest and kind_of(store.newest.groups[0])
+            if found and found != self.kind:
+                raise UsageError(f"{store.directory} has the state of {found}: use its resume")
+        except BaseException:
+            store.close()
+            raise
+        return store
 
     def reopen(self) -> None:
         """Open the files if they are closed, for work that replaces all of the state."""

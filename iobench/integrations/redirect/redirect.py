@@ -45,17 +45,11 @@ class Redirect:
         For an object in a bucket, where stock cannot write, every error is raised.
         """
 
-        @functools.wraps(self.stock)
-        def save(*args: Any, **kwargs: Any) -> Any:
-            if self._untouched(args, kwargs):
-                return self.stock(*args, **kwargs)
-            call = _Call(self, args, kwargs)
-            if reason := bypass_reason():
-                return call.stock(Unsupported(reason))
+        def save(call: _Call) -> Any:
             refused: Exception | None = None
             try:
                 with bypass(_NESTED):
-                    write = prepare(*args, **kwargs)
+                    write = prepare(*call.args, **call.kwargs)
             except NotPicklable as why:  # stock would raise it too, after truncating the old file
                 self.counts.failed(self.name, call.count())
                 raise why.error from None
@@ -75,7 +69,7 @@ class Redirect:
             call.report(refused)
             return call.stock(refused)
 
-        return save
+        return self._replaced(save)
 
     def loading(self, load: Callable[..., tuple[Any, Transfer]]) -> Callable[..., Any]:
         """Return the replacement of a function that loads.
@@ -84,16 +78,10 @@ class Redirect:
         know. For an object in a bucket the error is raised: stock would report the object missing.
         """
 
-        @functools.wraps(self.stock)
-        def loading(*args: Any, **kwargs: Any) -> Any:
-            if self._untouched(args, kwargs):
-                return self.stock(*args, **kwargs)
-            call = _Call(self, args, kwargs)
-            if reason := bypass_reason():
-                return call.stock(Unsupported(reason))
+        def loading(call: _Call) -> Any:
             try:
                 with bypass(_NESTED):
-                    found, moved = load(*args, **kwargs)
+                    found, moved = load(*call.args, **call.kwargs)
             except Exception as why:  # noqa: BLE001 -- counted, and stock makes the call
                 refused = why
             else:
@@ -102,12 +90,21 @@ class Redirect:
             call.check("read", refused)
             return call.stock(refused)
 
-        return loading
+        return self._replaced(loading)
 
-    def _untouched(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Whether iobench itself makes the call."""
-        own = bypassed() and not bypass_reason()
-        return own or isinstance(self.file_of(args, kwargs), BlockStream)
+    def _replaced(self, ours: Callable[[_Call], Any]) -> Callable[..., Any]:
+        """Return the function that lets `ours` make all calls but those of iobench itself."""
+
+        @functools.wraps(self.stock)
+        def either(*args: Any, **kwargs: Any) -> Any:
+            reason = bypass_reason()
+            own = bypassed() and not reason
+            if own or isinstance(self.file_of(args, kwargs), BlockStream):
+                return self.stock(*args, **kwargs)
+            call = _Call(self, args, kwargs)
+            return call.stock(Unsupported(reason)) if reason else ours(call)
+
+        return either
 
     def file_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return the file argument of a call; None if the call has none."""
@@ -119,7 +116,7 @@ class _Call:
     """One call of a redirected function, with its arguments and its start time."""
 
     def __init__(self, redirect: Redirect, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._redirect, self._args, self._kwargs = redirect, args, kwargs
+        self._redirect, self.args, self.kwargs = redirect, args, kwargs
         self._began = time.perf_counter()
         self._given = file = redirect.file_of(args, kwargs)
         self._file = os.fsdecode(file) if isinstance(file, (str, bytes, os.PathLike)) else ""
@@ -155,7 +152,7 @@ class _Call:
         redirect = self._redirect
         self._began = time.perf_counter()
         try:
-            return redirect.stock(*self._args, **self._kwargs)
+            return redirect.stock(*self.args, **self.kwargs)
         finally:
             redirect.counts.stock(redirect.name, reason_of(why), self.count())
 
