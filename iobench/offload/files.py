@@ -1,28 +1,15 @@
-"""The files of a state directory: made once at their full size, then open for direct I/O.
-
-RecordAreas: the records in theirs.
-"""
+"""The files of a state directory: made once at their full size, then open for direct I/O."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import threading
-from collections.abc import Collection
-from dataclasses import replace
 from pathlib import Path
 
 from iobench import linux
 from iobench.errors import DataMismatchError, TargetError, TransferError, transfer_errors
 from iobench.offload.layout import BLOCK, DATA_FILES, StateLayout
-from iobench.offload.record import (
-    RECORDS,
-    GenerationRecord,
-    area_bytes,
-    areas_of,
-    decoded_areas,
-    newest_first,
-)
+from iobench.offload.record import RECORDS, area_bytes, areas_of
 from iobench.regular_file import open_regular, read_regular
 from iobench.units import format_size
 from iobench.writers.blocks.pages import fresh_pages
@@ -141,47 +128,3 @@ class StateFile:
     def close(self) -> None:
         """Close the descriptor."""
         os.close(self.fd)
-
-
-class RecordAreas:
-    """The records of an open state directory. One thread writes, any thread may read.
-
-    A torn write leaves an area without a record, and the other areas as they were.
-    """
-
-    def __init__(self, file: StateFile, layout: StateLayout) -> None:
-        """Read all areas of `file`. Raises TransferError."""
-        self._file, self._area_bytes = file, area_bytes(layout)
-        self._lock = threading.Lock()
-        data = file.read(areas_of(layout) * self._area_bytes, 0)
-        self._areas = decoded_areas(data.data, layout)
-
-    def found(self) -> list[GenerationRecord]:
-        """Return all valid records, the newest first; also those of damaged generations."""
-        with self._lock:
-            return newest_first(self._areas)
-
-    def write(self, record: GenerationRecord, kept: Collection[int]) -> None:
-        """Write `record` to an area that has none of the sequence numbers `kept`.
-
-        Durable on return. Raises TransferError, ValueError when it is too large.
-        """
-        data = record.encode(self._area_bytes)
-        with self._lock:
-            sequences = {n: one.sequence for n, one in enumerate(self._areas) if one is not None}
-            free = [n for n in range(len(self._areas)) if sequences.get(n) not in kept]
-        area = min(free, key=lambda area: sequences.get(area, 0))
-        self._file.write(data, area * self._area_bytes)
-        self._file.sync()
-        with self._lock:
-            self._areas[area] = record
-
-    def mark_damaged(self, generation: int) -> None:
-        """Note durably that bytes of this generation differ from their checksums."""
-        for area, one in enumerate(self._areas):
-            if one is not None and one.generation == generation:
-                marked = replace(one, damaged=True)
-                self._file.write(marked.encode(self._area_bytes), area * self._area_bytes)
-                with self._lock:
-                    self._areas[area] = marked
-        self._file.sync()

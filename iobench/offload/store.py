@@ -25,7 +25,6 @@ import numpy as np
 from iobench.errors import DataMismatchError, TargetError, UsageError
 from iobench.offload.files import (
     LAYOUT,
-    RecordAreas,
     StateFile,
     file_sizes,
     make_files,
@@ -37,8 +36,12 @@ from iobench.offload.record import (
     RECORDS,
     GenerationRecord,
     Pin,
+    area_bytes,
+    areas_of,
     check_slot,
+    decoded_areas,
     empty_rows,
+    newest_first,
     read_records,
     record_of_pin,
     with_pin,
@@ -66,8 +69,10 @@ class GenerationStore:
         try:
             for name, size in file_sizes(layout).items():
                 self._files.append(StateFile(directory / name, size))
-            self.state, self.parameters, records = self._files
-            self._records = RecordAreas(records, layout)
+            self.state, self.parameters, self._records = self._files
+            self._area_bytes = area_bytes(layout)
+            data = self._records.read(areas_of(layout) * self._area_bytes, 0)
+            self._areas = decoded_areas(data.data, layout)
         except BaseException:
             self.close()
             raise
@@ -136,7 +141,8 @@ class GenerationStore:
 
         The slots of all but the newest may have been overwritten, and those of pinned ones not.
         """
-        return self._records.found()
+        with self._lock:
+            return newest_first(self._areas)
 
     def record_of(self, pin: Pin) -> GenerationRecord:
         """Return the record of a pinned generation."""
@@ -270,9 +276,18 @@ class GenerationStore:
         self.pins, self._free = left, None
 
     def _write(self, record: GenerationRecord) -> None:
-        self._records.write(record, {one.sequence for one in self._kept()})
+        """Write `record` durably to an area that has none of a kept generation.
+
+        A torn write leaves that area without a record, and the other areas as they were.
+        """
+        data, kept = record.encode(self._area_bytes), {one.sequence for one in self._kept()}
+        sequences = {n: one.sequence for n, one in enumerate(self._areas) if one is not None}
+        free = [n for n in range(len(self._areas)) if sequences.get(n) not in kept]
+        area = min(free, key=lambda area: sequences.get(area, 0))
+        self._records.write(data, area * self._area_bytes)
+        self._records.sync()
         with self._lock:
-            self._newest = record
+            self._areas[area] = self._newest = record
             self._base = None
             self._sequence = record.sequence
         self._free = None
@@ -282,7 +297,13 @@ class GenerationStore:
 
         `resume` passes it over from now on. Its bytes stay where they are.
         """
-        self._records.mark_damaged(record.generation)
+        for area, one in enumerate(self._areas):
+            if one is not None and one.generation == record.generation:
+                marked = replace(one, damaged=True)
+                self._records.write(marked.encode(self._area_bytes), area * self._area_bytes)
+                with self._lock:
+                    self._areas[area] = marked
+        self._records.sync()
         self.pins = tuple(pin for pin in self.pins if pin.generation != record.generation)
         with self._lock:
             self._base = None
