@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from iobench.checkpoint.manifest import MANIFEST, Manifest
 from iobench.checkpoint.retention import outlines
-from iobench.checkpoint.store import CheckpointStore, DirectoryStore
+from iobench.checkpoint.store import DirectoryStore
 from iobench.errors import (
     DataMismatchError,
     IobenchError,
@@ -199,52 +199,6 @@ class TieredCandidates:
             return Manifest.parse(source.read(-1), where, files=files)
 
 
-class RemoteList:
-    """One list of the checkpoints of `store`: its steps, and serial numbers where it has them.
-
-    The thread starts at once and is never joined: a server that hangs delays only those who call
-    `wait`.
-    """
-
-    def __init__(self, store: CheckpointStore) -> None:
-        self.found: dict[int, int | None] = {}
-        self._failure: Exception | None = None
-        self._done = threading.Event()
-        self._store, self._began_s = store, time.monotonic()
-        threading.Thread(target=self._ask, name="iobench-list", daemon=True).start()
-
-    def wait(self, within_s: float | None) -> Exception | None:
-        """Wait until `within_s` after the start at most; return why there is no answer, or None.
-
-        After None, `found` does not change.
-        """
-        left_s = None
-        if within_s is not None:
-            left_s = max(0.0, self._began_s + within_s - time.monotonic())
-        if not self._done.wait(left_s):
-            return TransferError(f"no answer within {within_s:g} s")
-        return self._failure
-
-    def _ask(self) -> None:
-        try:
-            self.found = self._listed()
-        except Exception as error:  # noqa: BLE001 -- returned by `wait`
-            self._failure = error
-        finally:
-            self._done.set()
-
-    def _listed(self) -> dict[int, int | None]:
-        store = self._store
-        if isinstance(store, DirectoryStore) and not os.path.lexists(store.directory):
-            return {}  # nothing was copied to it yet
-        found: dict[int, int | None] = dict.fromkeys(store.steps())
-        found.update(store.serials())
-        unknown = [step for step, serial in found.items() if serial is None]
-        for step, manifest in outlines(store, unknown).items():
-            found[step] = manifest.serial if manifest else None
-        return found
-
-
 class TieredStore:
     """The checkpoints of both tiers, for one restore, as the process that drains sees them.
 
@@ -259,21 +213,45 @@ class TieredStore:
         self._has_local = bool(local.steps())
         self._remote, self._remote_writer = local.remote.store, local.remote.writer
         self._in_remote: dict[int, int | None] = {}
-        failure = local.drain.failure if self._has_local else None
-        asks = failure is None or getattr(failure, "errno", None) in _FULL
-        self._list = RemoteList(self._remote) if asks else None
-        self._failure = failure
+        """Steps, and serial numbers where the remote tier has them; after `ask`."""
+        self._answer: dict[int, int | None] = {}
+        self._failure = local.drain.failure if self._has_local else None
+        self._done, self._began_s = threading.Event(), time.monotonic()
+        if self._failure is None or getattr(self._failure, "errno", None) in _FULL:
+            # Never joined: a server that hangs delays only those who call `ask`.
+            threading.Thread(target=self._list, name="iobench-list", daemon=True).start()
+        else:
+            self._done.set()
+
+    def _list(self) -> None:
+        try:
+            self._answer, self._failure = self._listed(), None
+        except Exception as error:  # noqa: BLE001 -- raised or told by `ask`
+            self._failure = error
+        finally:
+            self._done.set()
+
+    def _listed(self) -> dict[int, int | None]:
+        store = self._remote
+        if isinstance(store, DirectoryStore) and not os.path.lexists(store.directory):
+            return {}  # nothing was copied to it yet
+        found: dict[int, int | None] = dict.fromkeys(store.steps())
+        found.update(store.serials())
+        unknown = [step for step, serial in found.items() if serial is None]
+        for step, manifest in outlines(store, unknown).items():
+            found[step] = manifest.serial if manifest else None
+        return found
 
     def ask(self) -> None:
         """Wait for the list. Without an answer only the local tier counts, with a RuntimeWarning.
 
         Raises what the remote tier raises if the local one has no checkpoint.
         """
-        failure = self._failure
-        if self._list is not None:
-            failure = self._list.wait(_ANSWER_S if self._has_local else None)
-            if failure is None:
-                self._in_remote = self._list.found
+        left_s = max(0.0, self._began_s + _ANSWER_S - time.monotonic())
+        if self._done.wait(left_s if self._has_local else None):
+            failure, self._in_remote = self._failure, self._answer
+        else:
+            failure = TransferError(f"no answer within {_ANSWER_S:g} s")
         if failure is None:
             return
         if not self._has_local:

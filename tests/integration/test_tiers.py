@@ -23,7 +23,7 @@ from iobench.remote.directory_copy import DRAINING_SUFFIX, DirectoryCopy
 from iobench.remote.drain import exceeded
 from iobench.remote.file_copier import DrainStep
 from iobench.remote.remote import RemoteTier
-from iobench.remote.tiered_store import RemoteList
+from iobench.remote.tiered_store import TieredStore
 from iobench.writers.s3 import S3Writer
 from iobench.writers.s3_store.objects import S3Objects
 from iobench.writers.s3_store.target import S3Target
@@ -570,13 +570,13 @@ def test_a_later_save_of_another_node_counts(local, remote, monkeypatch) -> None
     with Checkpointer(local.with_name("other"), tiers=[Remote(remote)]) as other:
         other.load()
         other.save(state(2, _SMALL), 2)
-    answer, original = threading.Event(), RemoteList._listed
+    answer, original = threading.Event(), TieredStore._listed
 
-    def listed(asking: RemoteList) -> Any:
+    def listed(asking: TieredStore) -> Any:
         assert answer.wait(60)
         return original(asking)
 
-    monkeypatch.setattr(RemoteList, "_listed", listed)
+    monkeypatch.setattr(TieredStore, "_listed", listed)
     with Checkpointer(local, tiers=[Remote(remote)]) as ckpt:
         threading.Timer(0.1, answer.set).start()
         assert ckpt.load()["step"] == 2
