@@ -130,7 +130,7 @@ def safe_open(
     return load_or_stock(
         safetensors_open.NAME,
         filename,
-        lambda: safetensors_open.opened(
+        lambda: safetensors_open.OpenFile(
             chosen, filename, framework, device, backend=backend, on_stock=on_stock
         ),
         lambda: safetensors.safe_open(filename, framework, device, backend=backend),

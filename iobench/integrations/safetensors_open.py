@@ -39,39 +39,6 @@ NoteStock = Callable[[Exception], None]
 NoteReads = Callable[[list[Transfer]], None]
 
 
-def opened(
-    writer: Writer,
-    filename: Any,
-    framework: Any,
-    device: Any = "cpu",
-    *,
-    backend: str = "mmap",
-    on_stock: NoteStock,
-    on_read: NoteReads = lambda _: None,
-) -> OpenFile:
-    """Return what `safe_open` returns. Raises Unsupported, and every other error unchanged.
-
-    `on_stock` gets the reason of each read that the stock class makes. `on_read` gets the Transfers
-    of all others: when the file is closed, and when the object is collected.
-    """
-    if framework not in _TORCH:
-        raise Unsupported(f"framework {framework!r}, not torch")
-    if backend not in ("mmap", "pread"):
-        raise Unsupported(f"backend {backend!r}, neither mmap nor pread")
-    target, on = StockPath.of_stored(path_of(filename), writer), _device(device)
-    moved: list[Transfer] = []
-    with bypass():
-        file = SafetensorsFile(
-            target.name, target.directory, writer, device=on, on_read=moved.append
-        )
-
-    def stock() -> Any:
-        with bypass():
-            return safetensors.safe_open(filename, framework, device, backend=backend)
-
-    return OpenFile(_Inner(file, stock, on_stock, moved, on_read))
-
-
 def _device(device: Any) -> torch.device:
     """Return the device of a safe_open's argument. Raises Unsupported for what only stock knows."""
     if device is None or device == "cpu":
@@ -95,39 +62,71 @@ def check_memory(size_bytes: int) -> None:
         raise Unsupported("the file is larger than the free memory; stock maps it")
 
 
-class _Inner:
-    """An open file, which a handle and its slices share: slices work after the handle is closed."""
+class OpenFile:
+    """What `safe_open` returns: the methods and the errors of the stock class.
+
+    Each call reads anew and returns memory of its own, which is contiguous; tensors of the stock
+    class share the mapped file. Slices work after it is closed.
+    """
 
     def __init__(
         self,
-        file: SafetensorsFile,
-        stock: Callable[[], Any],
+        writer: Writer,
+        filename: Any,
+        framework: Any,
+        device: Any = "cpu",
+        *,
+        backend: str = "mmap",
         on_stock: NoteStock,
-        moved: list[Transfer],
-        on_read: NoteReads,
+        on_read: NoteReads = lambda _: None,
     ) -> None:
-        self.file, self.stock, self._on_stock = file, stock, on_stock
+        """Open the file. Raises Unsupported, and every other error unchanged.
+
+        `on_stock` gets the reason of each read that the stock class makes. `on_read` gets the
+        Transfers of all others: when the file is closed, and when the object is collected.
+        """
+        if framework not in _TORCH:
+            raise Unsupported(f"framework {framework!r}, not torch")
+        if backend not in ("mmap", "pread"):
+            raise Unsupported(f"backend {backend!r}, neither mmap nor pread")
+        target, on = StockPath.of_stored(path_of(filename), writer), _device(device)
+        moved: list[Transfer] = []
+
+        def stock() -> Any:
+            with bypass():
+                return safetensors.safe_open(filename, framework, device, backend=backend)
 
         def note() -> None:
             if done := [moved.pop() for _ in range(len(moved))]:
                 on_read(done)
 
-        self.note = note
+        with bypass():
+            self._file = SafetensorsFile(
+                target.name, target.directory, writer, device=on, on_read=moved.append
+            )
+        self._stock, self._on_stock, self._note = stock, on_stock, note
+        self._closed = False
         weakref.finalize(self, note)
 
-    def tensor(self, name: Any) -> TensorInFile:
+    def _open(self) -> SafetensorsFile:
+        if self._closed:
+            raise SafetensorError("File is closed")
+        return self._file
+
+    def _tensor(self, name: Any) -> TensorInFile:
         """Return a tensor by its name. Raises the errors of the stock class."""
+        file = self._open()
         if not isinstance(name, str):
             kind = type(name).__name__
             raise TypeError(f"argument 'name': '{kind}' object is not an instance of 'str'")
-        found = self.file.tensors.get(name)
+        found = file.tensors.get(name)
         if found is None:
             raise SafetensorError(f"File does not contain tensor {name}")
         return found
 
-    def read(self, name: str, view: torch.Tensor, stock: Callable[[Any], Any]) -> Any:
+    def _read(self, name: str, view: torch.Tensor, stock: Callable[[Any], Any]) -> Any:
         """Return a slice of a tensor; after an error what `stock` returns from the stock class."""
-        file = self.file
+        file = self._file
         try:
             if view.nbytes >= GAP_BYTES and file.device.type == "cpu" and not is_s3(file.file):
                 check_memory(view.nbytes)
@@ -136,55 +135,37 @@ class _Inner:
             check_stock_can("read", NAME, file.file, why)
             file.check_unchanged()
             self._on_stock(why)
-        return stock(self.stock())
-
-
-class OpenFile:
-    """What `safe_open` returns: the methods and the errors of the stock class.
-
-    Each call reads anew and returns memory of its own, which is contiguous; tensors of the stock
-    class share the mapped file.
-    """
-
-    def __init__(self, inner: _Inner) -> None:
-        self._inner: _Inner | None = inner
-
-    def _open(self) -> _Inner:
-        if self._inner is None:
-            raise SafetensorError("File is closed")
-        return self._inner
+        return stock(self._stock())
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        inner, self._inner = self._inner, None
-        if inner is not None:
-            inner.note()
+        self._closed = True
+        self._note()
 
     def keys(self) -> list[str]:
         """Return the names of the tensors, sorted."""
-        return sorted(self._open().file.tensors)
+        return sorted(self._open().tensors)
 
     def offset_keys(self) -> list[str]:
         """Return the names of the tensors in the order of the file."""
-        return list(self._open().file.tensors)
+        return list(self._open().tensors)
 
     def metadata(self) -> dict[str, str] | None:
         """Return the metadata; None without any."""
-        return metadata_of(self._open().file.header)
+        return metadata_of(self._open().header)
 
     def get_tensor(self, name: str) -> Any:
-        inner = self._open()
-        return inner.read(name, inner.tensor(name).slice(), lambda file: file.get_tensor(name))
+        view = self._tensor(name).slice()
+        return self._read(name, view, lambda file: file.get_tensor(name))
 
     def get_tensors(self) -> dict[str, Any]:
         return {name: self.get_tensor(name) for name in self.offset_keys()}
 
     def get_slice(self, name: str) -> SafeSlice:
         """Return a tensor that is read by the ranges that are asked for with `[...]`."""
-        inner = self._open()
-        return SafeSlice(inner, name, inner.tensor(name))
+        return SafeSlice(self, name, self._tensor(name))
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("cannot pickle 'safe_open' object")
@@ -193,8 +174,8 @@ class OpenFile:
 class SafeSlice:
     """What `get_slice` returns."""
 
-    def __init__(self, inner: _Inner, name: str, tensor: TensorInFile) -> None:
-        self._inner, self._name, self._tensor = inner, name, tensor
+    def __init__(self, file: OpenFile, name: str, tensor: TensorInFile) -> None:
+        self._file, self._name, self._tensor = file, name, tensor
         self._packed = dtype_name(tensor.kind.dtype) == _PACKED
 
     def get_shape(self) -> list[int]:
@@ -212,12 +193,12 @@ class SafeSlice:
         So do several ellipses: what torch makes of them depends on the device.
         """
         if self._packed:  # the stock class refuses it, or knows what to do
-            return self._inner.stock().get_slice(self._name)[index]
+            return self._file._stock().get_slice(self._name)[index]
         items = index if isinstance(index, tuple) else (index,)
         plain = all(isinstance(one, _PLAIN) and not isinstance(one, bool) for one in items)
         if not plain or sum(one is Ellipsis for one in items) > 1:
             return self[...][index]
-        return self._inner.read(
+        return self._file._read(
             self._name,
             self._tensor.slice(index),
             lambda file: file.get_slice(self._name)[index],

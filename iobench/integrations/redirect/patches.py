@@ -64,7 +64,7 @@ def safetensors_open(module: ModuleType, counts: CallCounts) -> None:
             counts.stock(redirect.name, reason_of(why), Count(calls=1, example=file))
 
         writer = redirected_writer()
-        opened = ours.opened(writer, *args, **kwargs, on_stock=on_stock, on_read=on_read)
+        opened = ours.OpenFile(writer, *args, **kwargs, on_stock=on_stock, on_read=on_read)
         replaced.register(ours.OpenFile)
         return opened, Meter().transfer(writer.name, "read", 0, durable=True)
 
