@@ -24,7 +24,7 @@ from iobench.checkpoint.save import CopyState, Save
 from iobench.checkpoint.store import DirectoryStore
 from iobench.errors import IobenchError, RankError, TargetError, TransferError, UsageError
 from iobench.ranks.together import ALONE, JobRanks
-from iobench.remote.file_copier import DrainStep, FileCopier, shown_error
+from iobench.remote.file_copier import FileCopier, shown_error
 from iobench.remote.journal import DrainEvent, DrainJournal, Event
 from iobench.remote.placement import LOCAL, REMOTE, TierHistory, estimate
 from iobench.remote.queue import NOT_DURABLE, PENDING, DrainQueue, Queued
@@ -117,9 +117,12 @@ class Drain:
         self.journal = DrainJournal(local.directory)
         self._limit = RateLimit(remote.options.rate_bytes_per_s, self._must_yield)
         self.copier = FileCopier(
-            local=local, remote=remote, limit=self._limit, control=ranks.background
+            local=local,
+            remote=remote,
+            queue=self.queue,
+            limit=self._limit,
+            control=ranks.background,
         )
-        self._step = DrainStep(local=local, remote=remote, queue=self.queue, copier=self.copier)
         self._saving = self._failed_in_a_row = 0
         self._hurry_at_s = math.inf
         self._rates = rates
@@ -381,9 +384,9 @@ class Drain:
     def _work_on(self, entry: Queued) -> None:
         began_s, yielded_s = time.monotonic(), self._limit.yielded_s
         if entry.state == "durable":
-            verified = self._step.verify(entry)
+            verified = self.copier.verify(entry)
             self._note("verified" if verified else "dropped", entry)
-        elif (sent := self._step.send(entry, again=self._failed_in_a_row > 0)) is not None:
+        elif (sent := self.copier.copy(entry, again=self._failed_in_a_row > 0)) is not None:
             paused_s = self._limit.yielded_s - yielded_s
             self._copied(entry, sent, time.monotonic() - began_s - paused_s)
         else:

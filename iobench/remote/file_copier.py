@@ -1,7 +1,4 @@
-"""DrainStep: copies one checkpoint to the remote tier, and reads it back.
-
-FileCopier: moves its files, with all ranks of the job.
-"""
+"""FileCopier: copies checkpoints to the remote tier, and reads them back, with all ranks."""
 
 from __future__ import annotations
 
@@ -98,16 +95,17 @@ _KINDS = {
 
 @dataclass(kw_only=True)
 class FileCopier:
-    """Moves files from `local` to `remote` within a rate limit; every rank moves a share.
+    """Copies checkpoints from `local` to `remote` within a rate limit; every rank moves a share.
 
-    So the rate grows with the number of nodes. `send`, `compare_local` and `read_back` are for the
-    thread of rank 0. The others do in a thread of their own what it asks for: `next`, `done` and
-    `answer`. An error of one rank is an error of the whole call. RankError means that a rank is
-    lost, and that no call works any more.
+    So the rate grows with the number of nodes. `copy`, `verify` and `tell` are for the thread of
+    rank 0; the queue says what the state of a checkpoint is. The others do in a thread of their own
+    what it asks for: `next`, `done` and `answer`. An error of one rank is an error of the whole
+    call. RankError means that a rank is lost, and that no call works any more.
     """
 
     local: DirectoryStore
     remote: RemoteTier
+    queue: DrainQueue
     limit: RateLimit
     control: Control
     offload: PinnedFiles | None = None
@@ -116,37 +114,91 @@ class FileCopier:
 
     # Rank 0.
 
-    def send(
-        self,
-        step: int,
-        serial: int,
-        place: str | Path,
-        files: Sequence[FileRecord],
-        pinned: Sequence[PinnedGeneration] = (),
-    ) -> int:
-        """Send files of a checkpoint to `place`, of RemoteTier.place; return the bytes sent.
+    def copy(self, entry: Queued, *, again: bool) -> int | None:
+        """Copy a checkpoint. It is durable in the remote tier on return; the state says so.
 
-        Also those of its `pinned` generations, in a job of one rank. What was there already is not
-        sent. The files are durable on return. Raises LocalDamageError, TransferError,
-        StoppedError.
+        Returns the bytes sent by this attempt; None if its step was removed or saved anew
+        meanwhile, or the copy was given up. `again`: an earlier attempt failed, so the remote tier
+        may have it all. Raises LocalDamageError, TransferError, StoppedError.
         """
-        order = {"do": "send", "step": step, "serial": serial, "place": str(place)}
-        sent = self._together(order, files, pinned)
-        copy = self.remote.copy(place, serial, self.limit)
-        for part in shares(files, self.control.world.size)[1:]:
-            for file in part:
-                copy.check(file.path, file.size_bytes)
+        if not self.queue.move(entry, "draining", of=NOT_DURABLE):
+            return None
+        self.limit.begin()
+        found = self._manifest(entry)
+        if found is None:
+            return None
+        manifest, text = found
+        copy, sent = None, 0
+        if not (again and self.remote.has(manifest)):
+            place = self.remote.place(entry.step)
+            copy = self.remote.copy(place, entry.serial, self.limit)
+            order = {"do": "send", "step": entry.step, "serial": entry.serial, "place": str(place)}
+            sent = self._together(order, manifest.files, manifest.pinned)
+            for part in shares(manifest.files, self.control.world.size)[1:]:
+                for file in part:
+                    copy.check(file.path, file.size_bytes)
+        with self.remote.alone():  # no direct save of this step is written or begins meanwhile
+            # A copy that was given up on the way may have bytes of a later generation of the
+            # optimizer: its pin is free then. One that is given up from here on is right, and may
+            # replace what retention drops.
+            if not self.queue.has(entry, ["draining"]):
+                return None
+            if copy is not None:
+                copy.publish(text)
+            self.remote.published(manifest, [one.step for one in self.queue.not_durable()])
+            if not self.queue.move(entry, "durable", of=["draining"]):
+                if not self.queue.has(entry, ["dropped"]):  # removed or saved anew
+                    self.remote.remove(entry.step)
+                return None
         return sent
 
-    def compare_local(
-        self, step: int, files: Sequence[FileRecord], pinned: Sequence[PinnedGeneration] = ()
-    ) -> None:
-        """Compare the local files, and those of `pinned`. Raises DataMismatchError, OSError."""
-        self._together({"do": "compare", "step": step}, files, pinned)
+    def verify(self, entry: Queued) -> bool:
+        """Read the remote copy back. False: it is no longer there, or was given up meanwhile.
 
-    def read_back(self, where: str | Path, files: Sequence[FileRecord]) -> None:
-        """Compare `files` at `where` in the remote tier. Raises what `read_back` raises."""
-        self._together({"do": "read back", "place": str(where)}, files)
+        Raises LocalDamageError when it is not right and the local files are not either: it stays,
+        and a restore mends each of the two with pieces of the other one. Raises DataMismatchError
+        when only the remote copy is wrong; it is removed, and will be sent again. Raises
+        TransferError.
+        """
+        remote = self.remote
+        self.limit.begin()
+        if not remote.holds(entry.step):
+            self.queue.move(entry, "dropped", of=["durable"])
+            return False
+        try:
+            found = self._manifest(entry)
+            manifest = found[0] if found else None
+        except LocalDamageError:  # of the local copy alone
+            manifest = remote.store.manifest(entry.step)
+        if manifest is None or manifest.serial != entry.serial:
+            self.queue.move(entry, "dropped", of=["durable"])
+            return False
+        try:
+            where = str(remote.store.locate(entry.step))
+            self._together({"do": "read back", "place": where}, manifest.remote_files)
+        except DataMismatchError as error:
+            try:
+                order = {"do": "compare", "step": entry.step}
+                self._together(order, manifest.files, manifest.pinned)
+            except (DataMismatchError, OSError) as damage:
+                raise LocalDamageError(str(damage)) from error
+            with remote.alone():
+                # False: it was a later save of this step, or the local files may be gone by now.
+                if not self.queue.move(entry, "waiting", of=["durable"]):
+                    return False
+                remote.remove(entry.step)
+            raise
+        return self.queue.move(entry, "verified", of=["durable"])
+
+    def _manifest(self, entry: Queued) -> tuple[Manifest, bytes] | None:
+        """Return the local manifest and its text; None if it is that of a later save."""
+        path = self.local.locate(entry.step) / MANIFEST
+        try:
+            text = read_regular(path)
+            manifest = Manifest.parse(text, str(path))
+        except (DataMismatchError, OSError) as error:
+            raise LocalDamageError(str(error)) from error
+        return (manifest, text) if manifest.serial == entry.serial else None
 
     def tell(self, entries: Sequence[Queued]) -> None:
         """Let the other ranks know the states of copies that have changed since the last call."""
@@ -306,95 +358,3 @@ def _worst(answers: Mapping[str, Sequence[Any]]) -> Exception:
     if isinstance(error, TransferError):
         error.errno = next(iter(found.values()))[2]
     return error
-
-
-@dataclass(frozen=True, kw_only=True)
-class DrainStep:
-    """The work on one checkpoint; the queue says what its state is."""
-
-    local: DirectoryStore
-    remote: RemoteTier
-    queue: DrainQueue
-    copier: FileCopier
-
-    def send(self, entry: Queued, *, again: bool) -> int | None:
-        """Copy a checkpoint. It is durable in the remote tier on return; the state says so.
-
-        Returns the bytes sent by this attempt; None if its step was removed or saved anew
-        meanwhile, or the copy was given up. `again`: an earlier attempt failed, so the remote tier
-        may have it all. Raises LocalDamageError, TransferError, StoppedError.
-        """
-        if not self.queue.move(entry, "draining", of=NOT_DURABLE):
-            return None
-        self.copier.limit.begin()
-        found = self._manifest(entry)
-        if found is None:
-            return None
-        manifest, text = found
-        place, sent = None, 0
-        if not (again and self.remote.has(manifest)):
-            place = self.remote.place(entry.step)
-            sent = self.copier.send(
-                entry.step, entry.serial, place, manifest.files, manifest.pinned
-            )
-        with self.remote.alone():  # no direct save of this step is written or begins meanwhile
-            # A copy that was given up on the way may have bytes of a later generation of the
-            # optimizer: its pin is free then. One that is given up from here on is right, and may
-            # replace what retention drops.
-            if not self.queue.has(entry, ["draining"]):
-                return None
-            if place is not None:
-                self.remote.copy(place, entry.serial, self.copier.limit).publish(text)
-            self.remote.published(manifest, [one.step for one in self.queue.not_durable()])
-            if not self.queue.move(entry, "durable", of=["draining"]):
-                if not self.queue.has(entry, ["dropped"]):  # removed or saved anew
-                    self.remote.remove(entry.step)
-                return None
-        return sent
-
-    def verify(self, entry: Queued) -> bool:
-        """Read the remote copy back. False: it is no longer there, or was given up meanwhile.
-
-        Raises LocalDamageError when it is not right and the local files are not either: it stays,
-        and a restore mends each of the two with pieces of the other one. Raises DataMismatchError
-        when only the remote copy is wrong; it is removed, and will be sent again. Raises
-        TransferError.
-        """
-        remote = self.remote
-        self.copier.limit.begin()
-        if not remote.holds(entry.step):
-            self.queue.move(entry, "dropped", of=["durable"])
-            return False
-        try:
-            found = self._manifest(entry)
-            manifest = found[0] if found else None
-        except LocalDamageError:  # of the local copy alone
-            manifest = remote.store.manifest(entry.step)
-        if manifest is None or manifest.serial != entry.serial:
-            self.queue.move(entry, "dropped", of=["durable"])
-            return False
-        try:
-            where = remote.store.locate(entry.step)
-            self.copier.read_back(where, manifest.remote_files)
-        except DataMismatchError as error:
-            try:
-                self.copier.compare_local(entry.step, manifest.files, manifest.pinned)
-            except (DataMismatchError, OSError) as damage:
-                raise LocalDamageError(str(damage)) from error
-            with remote.alone():
-                # False: it was a later save of this step, or the local files may be gone by now.
-                if not self.queue.move(entry, "waiting", of=["durable"]):
-                    return False
-                remote.remove(entry.step)
-            raise
-        return self.queue.move(entry, "verified", of=["durable"])
-
-    def _manifest(self, entry: Queued) -> tuple[Manifest, bytes] | None:
-        """Return the local manifest and its text; None if it is that of a later save."""
-        path = self.local.locate(entry.step) / MANIFEST
-        try:
-            text = read_regular(path)
-            manifest = Manifest.parse(text, str(path))
-        except (DataMismatchError, OSError) as error:
-            raise LocalDamageError(str(error)) from error
-        return (manifest, text) if manifest.serial == entry.serial else None

@@ -45,7 +45,7 @@ _SIZE = 20 * 10**6
 _BOTH = (
     "iobench.remote.drain.sizes_of:before",
     "iobench.remote.drain.Drain.saved:after",
-    "iobench.remote.file_copier.DrainStep.send:before",
+    "iobench.remote.file_copier.FileCopier.copy:before",
     "iobench.remote.source_file.SourceFile.fill:after:2",
     "iobench.remote.remote.RemoteTier.published:before",
     "iobench.remote.remote.RemoteTier.published:after",

@@ -21,7 +21,7 @@ from iobench.checkpoint.save import Copy
 from iobench.errors import OptionError, TargetError, TransferError
 from iobench.remote.directory_copy import DRAINING_SUFFIX, DirectoryCopy
 from iobench.remote.drain import exceeded
-from iobench.remote.file_copier import DrainStep
+from iobench.remote.file_copier import FileCopier
 from iobench.remote.remote import RemoteTier
 from iobench.remote.tiered_store import TieredStore
 from iobench.writers.s3 import S3Writer
@@ -251,13 +251,13 @@ def _is_free(directory: Path) -> bool:
 
 def test_a_copy_of_a_damaged_local_checkpoint_is_read_back(local, remote, monkeypatch) -> None:
     """The local manifest is damaged after the copy: that of the copy says what it must be."""
-    original = DrainStep.verify
+    original = FileCopier.verify
 
-    def verify(self: DrainStep, entry: Any) -> bool:
+    def verify(self: FileCopier, entry: Any) -> bool:
         damage(local / "step-1" / "manifest.json")
         return original(self, entry)
 
-    monkeypatch.setattr(DrainStep, "verify", verify)
+    monkeypatch.setattr(FileCopier, "verify", verify)
     with Checkpointer(local, tiers=[Remote(remote)]) as ckpt:
         save = ckpt.save(state(1, _SMALL), 1)
         until(lambda: settled(ckpt))
@@ -288,15 +288,15 @@ class _Held:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.go, self.sent = threading.Semaphore(0), list[int]()
-        original = DrainStep.send
+        original = FileCopier.copy
 
-        def send(step: DrainStep, entry: Any, *, again: bool) -> int | None:
+        def send(step: FileCopier, entry: Any, *, again: bool) -> int | None:
             assert self.go.acquire(timeout=60)
             found = original(step, entry, again=again)
             self.sent.append(entry.step)
             return found
 
-        monkeypatch.setattr(DrainStep, "send", send)
+        monkeypatch.setattr(FileCopier, "copy", send)
 
     def release(self, count: int = 1000) -> None:
         self.go.release(count)
@@ -551,13 +551,13 @@ def test_a_copy_of_another_save_does_not_help(local, remote, monkeypatch) -> Non
     with Checkpointer(local) as ckpt:
         ckpt.remove(1)
         ckpt.save({**state(1), "again": True}, 1)
-    copied, original = threading.Event(), DrainStep.send
+    copied, original = threading.Event(), FileCopier.copy
 
-    def send(step: DrainStep, entry: Any, *, again: bool) -> int | None:
+    def send(step: FileCopier, entry: Any, *, again: bool) -> int | None:
         assert copied.wait(60)
         return original(step, entry, again=again)
 
-    monkeypatch.setattr(DrainStep, "send", send)
+    monkeypatch.setattr(FileCopier, "copy", send)
     with Checkpointer(local, tiers=[Remote(remote)]) as ckpt:
         assert ckpt.load()["again"] is True
         assert ckpt.loaded.sources == {str(local): "read"}

@@ -81,21 +81,21 @@ def test_to_the_faster_tier(local, remote, iobench_inside) -> None:
     assert load_checkpoint(local)["step"] == 3
 
 
-@pytest.mark.parametrize(("call", "before"), [("send", True), ("send", False), ("read_back", True)])
-def test_a_copy_that_meets_a_new_save(call, before, local, remote, monkeypatch) -> None:
+@pytest.mark.parametrize(("do", "before"), [("send", True), ("send", False), ("read back", True)])
+def test_a_copy_that_meets_a_new_save(do, before, local, remote, monkeypatch) -> None:
     """A step is removed while it is copied or read back, and saved anew directly: that save stays,
     though its bytes are others."""
-    held, go_on, original = threading.Event(), threading.Event(), getattr(FileCopier, call)
+    held, go_on, original = threading.Event(), threading.Event(), FileCopier._together
 
-    def hold(self: FileCopier, *args: Any) -> Any:
-        if held.is_set():
-            return original(self, *args)
-        found = None if before else original(self, *args)
+    def hold(self: FileCopier, order: Any, *args: Any) -> Any:
+        if held.is_set() or order["do"] != do:
+            return original(self, order, *args)
+        found = None if before else original(self, order, *args)
         held.set()
         assert go_on.wait(60)
-        return original(self, *args) if before else found
+        return original(self, order, *args) if before else found
 
-    monkeypatch.setattr(FileCopier, call, hold)
+    monkeypatch.setattr(FileCopier, "_together", hold)
     with Checkpointer(local, tiers=[Remote(remote)], placement=_options()) as ckpt:
         _open(ckpt)
         ckpt.save(state(1, _SMALL), 2)

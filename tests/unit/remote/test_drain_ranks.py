@@ -54,6 +54,7 @@ def _copier(hub: _Hub) -> FileCopier:
         local=anything,
         remote=anything,
         limit=anything,
+        queue=anything,
         control=cast(Control, hub),
     )
 

@@ -1,4 +1,4 @@
-"""DrainStep: what happens to a copy that is given up, or damaged, while the step works on it."""
+"""FileCopier: what happens to a copy that is given up, or damaged, meanwhile."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ def _names(directory: Path) -> set[str]:
     return {path.name for path in directory.glob("step-*")}
 
 
-@pytest.mark.parametrize("during", ["send", "publish"])
+@pytest.mark.parametrize("during", ["_together", "publish"])
 def test_a_copy_that_is_given_up(
     during: str, ckpt: Checkpointer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is not published, and nothing is removed for it, unless all of its bytes were there."""
     drain, entry = _drain(ckpt), _waiting(ckpt)
-    kind: Any = FileCopier if during == "send" else DirectoryCopy
+    kind: Any = FileCopier if during == "_together" else DirectoryCopy
     original = getattr(kind, during)
 
     def moves(self: Any, *args: Any) -> Any:
@@ -68,13 +68,13 @@ def test_a_copy_that_is_given_up(
 
     with monkeypatch.context() as patched:
         patched.setattr(kind, during, moves)
-        assert drain._step.send(entry, again=False) is None
+        assert drain.copier.copy(entry, again=False) is None
     found = drain.queue.get(3)
     assert found is not None
     assert found.state == "dropped"
-    names = {"send": {"step-1", "step-2"}, "publish": {"step-2", "step-3"}}
+    names = {"_together": {"step-1", "step-2"}, "publish": {"step-2", "step-3"}}
     assert _names(tmp_path / "remote") == names[during]
-    assert load_checkpoint(tmp_path / "remote")["step"] == (2 if during == "send" else 3)
+    assert load_checkpoint(tmp_path / "remote")["step"] == (2 if during == "_together" else 3)
 
 
 def test_a_step_that_is_removed_while_it_is_published(
@@ -90,24 +90,24 @@ def test_a_step_that_is_removed_while_it_is_published(
 
     with monkeypatch.context() as patched:
         patched.setattr(DirectoryCopy, "publish", publish)
-        assert drain._step.send(entry, again=False) is None
+        assert drain.copier.copy(entry, again=False) is None
     assert "step-3" not in _names(tmp_path / "remote")
 
 
 def test_a_copy_is_recorded_before_it_replaces_others(ckpt: Checkpointer, tmp_path: Path) -> None:
     """The oldest one goes when the new one is there."""
     drain, entry = _drain(ckpt), _waiting(ckpt)
-    assert drain._step.send(entry, again=False) is not None
+    assert drain.copier.copy(entry, again=False) is not None
     assert _names(tmp_path / "remote") == {"step-2", "step-3"}
-    assert drain._step.verify(_waiting(ckpt))
-    assert not drain._step.verify(entry)  # a second one finds another state
+    assert drain.copier.verify(_waiting(ckpt))
+    assert not drain.copier.verify(entry)  # a second one finds another state
 
 
 def test_a_given_up_copy_is_not_sent(ckpt: Checkpointer) -> None:
     """Not even if the drain's thread had chosen it before."""
     drain, entry = _drain(ckpt), _waiting(ckpt)
     assert drain.queue.move(entry, "dropped", of=PENDING)
-    assert drain._step.send(entry, again=False) is None
+    assert drain.copier.copy(entry, again=False) is None
 
 
 def test_a_damaged_remote_copy_goes_after_the_local_one_was_compared(
@@ -115,19 +115,19 @@ def test_a_damaged_remote_copy_goes_after_the_local_one_was_compared(
 ) -> None:
     """Until then it is the only one that is known to have any good piece."""
     drain = _drain(ckpt)
-    assert drain._step.send(_waiting(ckpt), again=False) is not None
+    assert drain.copier.copy(_waiting(ckpt), again=False) is not None
     remote = tmp_path / "remote" / "step-3"
     damage(remote / "tensors.safetensors")
-    compared, original = [], FileCopier.compare_local
+    there, original = {}, FileCopier._together
 
-    def compare(self: FileCopier, *arguments: Any) -> None:
-        compared.append(remote.exists())
-        original(self, *arguments)
+    def together(self: FileCopier, order: Any, *arguments: Any) -> int:
+        there[order["do"]] = remote.exists()
+        return original(self, order, *arguments)
 
-    monkeypatch.setattr(FileCopier, "compare_local", compare)
+    monkeypatch.setattr(FileCopier, "_together", together)
     with pytest.raises(DataMismatchError, match="damaged"):
-        drain._step.verify(_waiting(ckpt))
-    assert compared == [True]
+        drain.copier.verify(_waiting(ckpt))
+    assert there == {"read back": True, "compare": True}
     assert not remote.exists()
     assert _waiting(ckpt).state == "waiting"
 
@@ -135,11 +135,11 @@ def test_a_damaged_remote_copy_goes_after_the_local_one_was_compared(
 def test_both_copies_are_damaged(ckpt: Checkpointer, tmp_path: Path) -> None:
     """Both stay: a restore mends each with the pieces of the other."""
     drain = _drain(ckpt)
-    assert drain._step.send(_waiting(ckpt), again=False) is not None
+    assert drain.copier.copy(_waiting(ckpt), again=False) is not None
     for tier in ("local", "remote"):
         damage(tmp_path / tier / "step-3" / "tensors.safetensors")
     with pytest.raises(LocalDamageError, match="damaged"):
-        drain._step.verify(_waiting(ckpt))
+        drain.copier.verify(_waiting(ckpt))
     assert _names(tmp_path / "remote") == {"step-2", "step-3"}
 
 
