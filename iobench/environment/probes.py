@@ -35,7 +35,6 @@ _FSYNCS = 7
 _WATCH_S = 0.5
 _QUIET_BYTES_PER_S = MIB  # a journal or a log; more I/O lowers the figures
 _BLOCK = 64 * KIB
-_TORCH_ALIGNMENT = 64  # of tensor memory on the CPU
 _NO_DIRECT = "The writer odirect is not available here; buffered and uncached are."
 _NEEDED = {"O_DIRECT", "eviction", "fsync", "directory fsync", "rename"}
 
@@ -142,7 +141,7 @@ def _direct(room: Path) -> _Found:
         if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
             raise
         return False, f"open refused: {errno.errorcode[error.errno]}", _NO_DIRECT
-    memory = mmap.mmap(-1, 4 * _BLOCK)
+    memory = mmap.mmap(-1, 2 * _BLOCK)
     try:
         return _try_direct(descriptor, memory)
     finally:
@@ -155,10 +154,15 @@ def _try_direct(descriptor: int, memory: mmap.mmap) -> _Found:
     if reported is not None and not reported.offset:
         return False, "statx: this file admits no direct I/O", _NO_DIRECT
     memory[:_BLOCK] = data = os.urandom(_BLOCK)
-    if not _taken(lambda view: os.pwritev(descriptor, [view], 0), memory, 0, _BLOCK):
-        return False, "open accepted, an aligned write refused", _NO_DIRECT
-    read = _taken(lambda view: os.preadv(descriptor, [view], 0), memory, _BLOCK, _BLOCK)
-    if not read or memory[_BLOCK : 2 * _BLOCK] != data:
+    with memoryview(memory) as whole, whole[:_BLOCK] as written, whole[_BLOCK:] as back:
+        try:
+            os.pwritev(descriptor, [written], 0)
+            os.preadv(descriptor, [back], 0)
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            return False, "open accepted, an aligned write or read refused", _NO_DIRECT
+    if memory[_BLOCK:] != data:
         return False, "what was read is not what was written", _NO_DIRECT
     cached, _ = resident_bytes(descriptor)
     if cached:
@@ -166,34 +170,10 @@ def _try_direct(descriptor: int, memory: mmap.mmap) -> _Found:
             f"accepted, yet {format_size(cached)} of {format_size(_BLOCK)} went to the page cache"
         )
         return False, kept, "O_DIRECT has no effect here; use buffered or uncached."
-    if reported is None:
-        what = "works; statx reports no alignment"
-    else:
-        what = f"works; memory aligned to {reported.memory} B, offsets to {reported.offset} B"
-    return True, f"{what}; {_unaligned(descriptor, memory)}", ""
-
-
-def _unaligned(descriptor: int, memory: mmap.mmap) -> str:
-    """Try memory aligned like a torch tensor's, and shorter blocks, at offset 64 KiB."""
-
-    def write(view: memoryview) -> int:
-        return os.pwritev(descriptor, [view], _BLOCK)
-
-    tensor = _taken(write, memory, _TORCH_ALIGNMENT, _BLOCK)
-    smallest = next((n for n in (1, 512, 4096, _BLOCK) if _taken(write, memory, 0, n)), _BLOCK)
-    answer = "accepted" if tensor else "refused"
-    return f"tried: {_TORCH_ALIGNMENT} B aligned memory {answer}, smallest block {smallest} B"
-
-
-def _taken(call: Callable[[memoryview], int], memory: mmap.mmap, start: int, length: int) -> bool:
-    """Whether the kernel accepts this part of `memory`; EINVAL means bad alignment."""
-    with memoryview(memory) as whole, whole[start : start + length] as view:
-        try:
-            return call(view) == length
-        except OSError as error:
-            if error.errno != errno.EINVAL:
-                raise
-            return False
+    what = "statx reports no alignment"
+    if reported is not None:
+        what = f"memory aligned to {reported.memory} B, offsets to {reported.offset} B"
+    return True, f"works; {what}", ""
 
 
 def _dontcache(room: Path) -> _Found:

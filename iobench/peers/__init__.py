@@ -18,13 +18,8 @@ PREFIX = "peer:"
 _PEERS: Registry[Peer] = Registry(GROUP, Peer, noun="peer", prefix=PREFIX)
 
 
-def names() -> list[str]:
-    return _PEERS.names()
-
-
-def peer_class(name: str) -> type[Peer]:
-    """Import and return the class of the peer `name`. Raises UnknownNameError, UnavailableError."""
-    return _PEERS.find(name)
+names = _PEERS.names
+peer_class = _PEERS.find
 
 
 def make(name: str, /, **values: str) -> Peer:

@@ -8,7 +8,7 @@ import fcntl
 import functools
 import os
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from ctypes import c_int, c_long, c_size_t, c_ssize_t, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,32 +92,24 @@ def cufile_missing() -> tuple[str, str] | None:
     return None
 
 
+@functools.cache
 def open_cufile() -> CuFile:
     """Open cuFile once for this process. Raises UnavailableError."""
     missing = cufile_missing()
     if missing is not None:
         raise UnavailableError("gds", *missing)
-    return _opened()
-
-
-@functools.cache
-def _opened() -> CuFile:
     try:
-        return CuFile(_loaded())
+        try:
+            library = load_cufile(
+                "libcufile.so.0"
+            )  # the one that torch has loaded, or the system's
+        except OSError:
+            library = load_cufile(find_cufile() or "libcufile.so")
+        return CuFile(library)
     except (OSError, AttributeError) as error:  # not a library, or one without a function
         raise UnavailableError(
             "gds", f"libcufile cannot be used ({error}).", "Install another version of it."
         ) from error
-
-
-def _loaded() -> ctypes.CDLL:
-    try:
-        return load_cufile("libcufile.so.0")  # the one that torch has loaded, or the system's
-    except OSError:
-        path = find_cufile()
-        if path is None:
-            raise
-        return load_cufile(path)
 
 
 class _Error(ctypes.Structure):
@@ -338,14 +330,12 @@ class GdsWriter(ODirectWriter):
 
             def work(blocks: Blocks, own: Meter) -> None:
                 host = BlockingEngine(self._pool, own, path="direct")
-                with contextlib.ExitStack() as held:
-
-                    def block_on(device: Device) -> _Block:
-                        return held.enter_context(self._blocks.block(cufile, device, own))
-
-                    engine = _CuFileEngine(cufile, handle, direct, unit, host, block_on, own)
+                engine = _CuFileEngine(cufile, handle, direct, unit, host, self._blocks, own)
+                try:
                     for begin, end in blocks:
                         move(engine, image, begin, end)
+                finally:
+                    self._blocks.give(engine.blocks)
 
             blocks = Blocks(ranges, self.options.block_size, unit)
             run_workers(self.options.threads, blocks, work, meter)
@@ -375,12 +365,12 @@ class _CuFileEngine:
         file: DirectFile,
         unit: int,
         host: BlockingEngine,
-        block_on: Callable[[Device], _Block],
+        pool: _Blocks,
         meter: Meter,
     ) -> None:
         self._cufile, self._handle, self._file, self._unit = cufile, handle, file, unit
-        self._host, self._block_on, self._meter = host, block_on, meter
-        self._on: dict[Device, _Block] = {}
+        self._host, self._pool, self._meter = host, pool, meter
+        self.blocks: dict[Device, _Block] = {}
 
     def write(self, image: StagedImage, start: int, stop: int) -> None:
         block = self._block_for(image, start, stop)
@@ -423,9 +413,10 @@ class _CuFileEngine:
         """Return a block on the device of the first device bytes in the range, or None."""
         for piece in image.pieces(start, stop):
             if isinstance(piece, DeviceBytes):
-                if piece.device not in self._on:
-                    self._on[piece.device] = self._block_on(piece.device)
-                return self._on[piece.device]
+                if piece.device not in self.blocks:
+                    block = self._pool.take(self._cufile, piece.device, self._meter)
+                    self.blocks[piece.device] = block
+                return self.blocks[piece.device]
         return None
 
 
@@ -451,20 +442,10 @@ class _Blocks:
         self._size = size_bytes
         self._free: dict[Device, list[_Block]] = {}  # no lock, like BlockPool: atomic calls
 
-    @contextlib.contextmanager
-    def block(self, cufile: CuFile, device: Device, meter: Meter) -> Iterator[_Block]:
-        """Yield a block for one with-block. A block that cuFile cannot register is a fallback."""
-        kept = self._free.setdefault(device, [])
-        try:
-            block = kept.pop()
-        except IndexError:
-            block = self._new(cufile, device, meter)
-        try:
-            yield block
-        finally:
-            kept.append(block)
-
-    def _new(self, cufile: CuFile, device: Device, meter: Meter) -> _Block:
+    def take(self, cufile: CuFile, device: Device, meter: Meter) -> _Block:
+        """Return a block. One that cuFile cannot register is a fallback."""
+        with contextlib.suppress(IndexError):
+            return self._free.setdefault(device, []).pop()
         memory = device.allocate(self._size)
         try:
             with device.current():
@@ -474,6 +455,11 @@ class _Blocks:
             return _Block(memory, registered=False)
         weakref.finalize(self, _release, cufile, device, memory.address).atexit = False
         return _Block(memory, registered=True)
+
+    def give(self, blocks: Mapping[Device, _Block]) -> None:
+        """Keep these for the next transfer."""
+        for device, block in blocks.items():
+            self._free[device].append(block)
 
 
 def _release(cufile: CuFile, device: Device, address: int) -> None:

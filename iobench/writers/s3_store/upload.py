@@ -110,9 +110,8 @@ class S3Upload:
             return self._checked(s3.put_object(**self._where, Body=PartBody(views), **known), value)
 
         with meter.operation("upload"):
-            answer, used = self._with_checksum(attempt, self._field(value), meter)
-            if used:
-                assert self._checksum is not None
+            answer = self._with_checksum(attempt, self._field(value), meter)
+            if self._checksum:
                 text = (self._checksum.text(value),)
                 sent = SentObject(size_bytes=size, checksum=self._checksum, checksums=text)
                 self._verify(answer, sent, meter)
@@ -126,10 +125,8 @@ class S3Upload:
             else {}
         )
         with meter.phase("open"):
-            answer, used = self._with_checksum(self._create, wanted, meter)
+            answer = self._with_checksum(self._create, wanted, meter)
         self._adopt(answer["UploadId"])
-        if not used:
-            self._checksum = None
 
     def send(self, number: int, views: Sequence[Bytes], meter: Meter) -> None:
         """Send part `number`, counted from 1. The memory of `views` must not change during it."""
@@ -268,24 +265,25 @@ class S3Upload:
         with meter.phase("checksum"):
             return self._checksum.of(views)
 
-    def _with_checksum(self, request: Any, known: dict[str, str], meter: Meter) -> tuple[Any, bool]:
-        """Return the answer, and whether the server took the checksum.
+    def _with_checksum(self, request: Any, known: dict[str, str], meter: Meter) -> Any:
+        """Return the answer. A server that refuses the checksum is asked again without it.
 
-        A server that refuses the checksum is asked again without it, which is a fallback.
+        That is a fallback, and the upload has no checksum from then on.
         """
-        doing = "uploading"
+        doing, checksum = "uploading", self._checksum
         try:
-            return self._call(lambda s3: request(s3, known), doing, meter), bool(known)
+            return self._call(lambda s3: request(s3, known), doing, meter)
         except IobenchError as error:
             cause = error.__cause__
-            refused = cause is not None and (code_of(cause) in _REFUSED or status_of(cause) == 501)
-            if not known or not refused:
+            if cause is None or checksum is None:
                 raise
+            if code_of(cause) not in _REFUSED and status_of(cause) != 501:
+                raise
+            self._checksum = None
             answer = self._call(lambda s3: request(s3, {}), doing, meter)
-            assert self._checksum is not None
-            reason = f"the server refuses it ({code_of(cause) or 501})" if cause else ""
-            meter.fell_back(f"{self._checksum.name} checksum", "none", reason)
-            return answer, False
+            reason = f"the server refuses it ({code_of(cause) or 501})"
+            meter.fell_back(f"{checksum.name} checksum", "none", reason)
+            return answer
 
     def _checked(self, answer: Any, value: int) -> Any:
         """Return `answer` if its checksum, where it has one, is ours. Raises CorruptedError."""

@@ -278,7 +278,7 @@ def test_a_library_without_a_function(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another version, or another library: it is unavailable, with the name of the function."""
     monkeypatch.setattr(gds, "cufile_missing", lambda: None)
     monkeypatch.setattr(gds.ctypes, "CDLL", lambda _path, **_how: object())
-    gds._opened.cache_clear()
+    gds.open_cufile.cache_clear()
     with pytest.raises(UnavailableError, match=r"cannot be used .*cuFileDriverOpen"):
         gds.open_cufile()
 
