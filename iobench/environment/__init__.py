@@ -13,7 +13,7 @@ It never imports torch: versions come from package metadata, GPUs from the drive
 from __future__ import annotations
 
 from iobench.environment.advice import Advice, advise
-from iobench.environment.device import DeviceCounters, DeviceMonitor
+from iobench.environment.blockdev import DeviceCounters, DeviceMonitor
 from iobench.environment.machine import (
     Machine,
     describe_machine,

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-from iobench.environment.device import DeviceMonitor
+from iobench.environment.blockdev import DeviceMonitor
 from iobench.environment.storage import check_directory
 from iobench.environment.syncs import try_sync
 from iobench.linux import (

@@ -26,7 +26,7 @@ from iobench.formats.tensors import torch_dtype
 from iobench.formats.torch_index import DAMAGE
 from iobench.verification import dcp
 from iobench.verification.inventory import ListedTensor
-from iobench.workloads.layouts.hf_export import split_shards
+from iobench.workloads.layouts.huggingface import split_shards
 from iobench.workloads.layouts.layout import shard_index
 from iobench.workloads.specs import TensorSpec
 from iobench.writers.image import Bytes, FileImage

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Self
 
-from iobench.environment.device import parse_stat
+from iobench.environment.blockdev import parse_stat
 
 _PROGRAM = Path(__file__).with_name("sampling.py")
 _INTERVAL_MS = 100

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from iobench.workloads.layouts.deepspeed import DeepSpeedZero1, DeepSpeedZero2, DeepSpeedZero3
 from iobench.workloads.layouts.fsdp_dcp import FsdpDcp
-from iobench.workloads.layouts.hf_export import HfExport
-from iobench.workloads.layouts.hf_trainer import HfTrainer
+from iobench.workloads.layouts.huggingface import HfExport, HfTrainer
 from iobench.workloads.layouts.layout import MAX_RANKS, Layout
-from iobench.workloads.layouts.megatron_legacy import MegatronLegacy
-from iobench.workloads.layouts.megatron_torch_dist import MegatronTorchDist
+from iobench.workloads.layouts.megatron import MegatronLegacy, MegatronTorchDist
 from iobench.workloads.layouts.mlperf import MlPerf
 
 __all__ = ["LAYOUTS", "MAX_RANKS", "Layout"]

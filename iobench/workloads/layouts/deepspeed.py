@@ -18,10 +18,11 @@ from iobench.workloads.layouts.layout import (
     STEP,
     Layout,
     Ranks,
+    decay_groups,
     raw_file,
     torch_file,
 )
-from iobench.workloads.models.model import Model, Parameter
+from iobench.workloads.models.model import Model
 from iobench.workloads.specs import FileSpec, TensorSpec
 
 _SUB_GROUP_ELEMENTS = 10**9  # DeepSpeed's default sub_group_size, counted in partitioned elements
@@ -78,7 +79,7 @@ class DeepSpeedZero1(_DeepSpeed):
     def _partition(self, model: Model) -> list[TensorSpec]:
         align = 2 * self.world_size  # nccl_start_alignment_factor, in elements
         sizes = []
-        for group in _groups(model):
+        for group in filter(None, decay_groups(model.parameters())):
             elements = sum(parameter.elements for parameter in group)
             sizes.append(-(-elements // align) * align // self.world_size)
         state = "optimizer_state_dict/base_optimizer_state/state"
@@ -112,7 +113,7 @@ class DeepSpeedZero3(_DeepSpeed):
 
     def _partition(self, model: Model) -> list[TensorSpec]:
         sizes: list[int] = []
-        for group in _groups(model):
+        for group in filter(None, decay_groups(model.parameters())):
             filling = 0
             for parameter in group:
                 filling += -(-parameter.elements // self.world_size)
@@ -134,10 +135,3 @@ def _adamw_states(state: str, master: str, sizes: list[int]) -> list[TensorSpec]
     ]
     names += [(f"{master}/{index}", size) for index, size in enumerate(sizes)]
     return [TensorSpec(name=name, dtype="float32", shape=(size,)) for name, size in names]
-
-
-def _groups(model: Model) -> list[list[Parameter]]:
-    """Return the optimizer's non-empty parameter groups: with and without weight decay."""
-    parameters = list(model.parameters())
-    both = [[p for p in parameters if p.decays], [p for p in parameters if not p.decays]]
-    return [group for group in both if group]

@@ -14,7 +14,7 @@ from pydantic import ConfigDict, Field
 
 from iobench.formats.safetensors_header import file_order, file_size
 from iobench.workloads import torch_sizes
-from iobench.workloads.models.model import Model
+from iobench.workloads.models.model import Model, Parameter
 from iobench.workloads.specs import SAFETENSORS_METADATA, FileFormat, FileSpec, TensorSpec
 
 CONFIG = ConfigDict(extra="forbid", strict=True)
@@ -99,6 +99,12 @@ class Layout(ABC):
             counts[key] += 1
             first.setdefault(key, rank)
         return [(first[key], count) for key, count in counts.items()]
+
+
+def decay_groups(parameters: Iterable[Parameter]) -> list[list[Parameter]]:
+    """Return the optimizer's parameter groups: with and without weight decay."""
+    listed = list(parameters)
+    return [[p for p in listed if p.decays], [p for p in listed if not p.decays]]
 
 
 def raw_file(path: str, size_bytes: int, *, exact: bool = False) -> FileSpec:

@@ -36,6 +36,17 @@ _NORMS: tuple[Row, ...] = (
 )
 
 
+def _biased(
+    name: str, shape: tuple[str, ...], split: int | None = None, *, outputs: int = 0
+) -> tuple[Row, Row]:
+    """Return the rows of a weight and of its bias, which is as long as the weight's `outputs`.
+
+    The bias is split where its weight is split by outputs.
+    """
+    weight = (f"{name}.weight", shape, split)
+    return weight, (f"{name}.bias", (shape[outputs],), 0 if split == outputs else None)
+
+
 def _gated(prefix: str, width: str) -> tuple[Row, ...]:
     return (
         (f"model.layers.{{i}}.{prefix}.gate_proj.weight", (width, "H"), 0),
@@ -62,23 +73,14 @@ GPT2 = Family(
         ("transformer.wpe.weight", ("P", "H"), None),
     ),
     layer=(
-        ("transformer.h.{i}.ln_1.weight", ("H",), None),
-        ("transformer.h.{i}.ln_1.bias", ("H",), None),
-        ("transformer.h.{i}.attn.c_attn.weight", ("H", "3*H"), 1),
-        ("transformer.h.{i}.attn.c_attn.bias", ("3*H",), 0),
-        ("transformer.h.{i}.attn.c_proj.weight", ("H", "H"), 0),
-        ("transformer.h.{i}.attn.c_proj.bias", ("H",), None),
-        ("transformer.h.{i}.ln_2.weight", ("H",), None),
-        ("transformer.h.{i}.ln_2.bias", ("H",), None),
-        ("transformer.h.{i}.mlp.c_fc.weight", ("H", "F"), 1),
-        ("transformer.h.{i}.mlp.c_fc.bias", ("F",), 0),
-        ("transformer.h.{i}.mlp.c_proj.weight", ("F", "H"), 0),
-        ("transformer.h.{i}.mlp.c_proj.bias", ("H",), None),
+        *_biased("transformer.h.{i}.ln_1", ("H",)),
+        *_biased("transformer.h.{i}.attn.c_attn", ("H", "3*H"), 1, outputs=1),
+        *_biased("transformer.h.{i}.attn.c_proj", ("H", "H"), 0, outputs=1),
+        *_biased("transformer.h.{i}.ln_2", ("H",)),
+        *_biased("transformer.h.{i}.mlp.c_fc", ("H", "F"), 1, outputs=1),
+        *_biased("transformer.h.{i}.mlp.c_proj", ("F", "H"), 0, outputs=1),
     ),
-    head=(
-        ("transformer.ln_f.weight", ("H",), None),
-        ("transformer.ln_f.bias", ("H",), None),
-    ),
+    head=(*_biased("transformer.ln_f", ("H",)),),
 )
 """GPT-2 and GPT-3 as transformers' GPT2LMHeadModel names and orders their tensors.
 
@@ -90,27 +92,17 @@ BLOOM = Family(
     id="bloom",
     embedding=(
         ("transformer.word_embeddings.weight", ("V", "H"), 0),
-        ("transformer.word_embeddings_layernorm.weight", ("H",), None),
-        ("transformer.word_embeddings_layernorm.bias", ("H",), None),
+        *_biased("transformer.word_embeddings_layernorm", ("H",)),
     ),
     layer=(
-        ("transformer.h.{i}.input_layernorm.weight", ("H",), None),
-        ("transformer.h.{i}.input_layernorm.bias", ("H",), None),
-        ("transformer.h.{i}.self_attention.query_key_value.weight", ("3*H", "H"), 0),
-        ("transformer.h.{i}.self_attention.query_key_value.bias", ("3*H",), 0),
-        ("transformer.h.{i}.self_attention.dense.weight", ("H", "H"), 1),
-        ("transformer.h.{i}.self_attention.dense.bias", ("H",), None),
-        ("transformer.h.{i}.post_attention_layernorm.weight", ("H",), None),
-        ("transformer.h.{i}.post_attention_layernorm.bias", ("H",), None),
-        ("transformer.h.{i}.mlp.dense_h_to_4h.weight", ("F", "H"), 0),
-        ("transformer.h.{i}.mlp.dense_h_to_4h.bias", ("F",), 0),
-        ("transformer.h.{i}.mlp.dense_4h_to_h.weight", ("H", "F"), 1),
-        ("transformer.h.{i}.mlp.dense_4h_to_h.bias", ("H",), None),
+        *_biased("transformer.h.{i}.input_layernorm", ("H",)),
+        *_biased("transformer.h.{i}.self_attention.query_key_value", ("3*H", "H"), 0),
+        *_biased("transformer.h.{i}.self_attention.dense", ("H", "H"), 1),
+        *_biased("transformer.h.{i}.post_attention_layernorm", ("H",)),
+        *_biased("transformer.h.{i}.mlp.dense_h_to_4h", ("F", "H"), 0),
+        *_biased("transformer.h.{i}.mlp.dense_4h_to_h", ("H", "F"), 1),
     ),
-    head=(
-        ("transformer.ln_f.weight", ("H",), None),
-        ("transformer.ln_f.bias", ("H",), None),
-    ),
+    head=(*_biased("transformer.ln_f", ("H",)),),
 )
 """BLOOM as transformers' BloomForCausalLM names and orders its tensors.
 
@@ -125,23 +117,14 @@ MEGATRON_GPT = Family(
         ("embedding.position_embeddings.weight", ("P", "H"), None),
     ),
     layer=(
-        ("decoder.layers.{i}.input_layernorm.weight", ("H",), None),
-        ("decoder.layers.{i}.input_layernorm.bias", ("H",), None),
-        ("decoder.layers.{i}.self_attention.linear_qkv.weight", ("3*H", "H"), 0),
-        ("decoder.layers.{i}.self_attention.linear_qkv.bias", ("3*H",), 0),
-        ("decoder.layers.{i}.self_attention.linear_proj.weight", ("H", "H"), 1),
-        ("decoder.layers.{i}.self_attention.linear_proj.bias", ("H",), None),
-        ("decoder.layers.{i}.pre_mlp_layernorm.weight", ("H",), None),
-        ("decoder.layers.{i}.pre_mlp_layernorm.bias", ("H",), None),
-        ("decoder.layers.{i}.mlp.linear_fc1.weight", ("F", "H"), 0),
-        ("decoder.layers.{i}.mlp.linear_fc1.bias", ("F",), 0),
-        ("decoder.layers.{i}.mlp.linear_fc2.weight", ("H", "F"), 1),
-        ("decoder.layers.{i}.mlp.linear_fc2.bias", ("H",), None),
+        *_biased("decoder.layers.{i}.input_layernorm", ("H",)),
+        *_biased("decoder.layers.{i}.self_attention.linear_qkv", ("3*H", "H"), 0),
+        *_biased("decoder.layers.{i}.self_attention.linear_proj", ("H", "H"), 1),
+        *_biased("decoder.layers.{i}.pre_mlp_layernorm", ("H",)),
+        *_biased("decoder.layers.{i}.mlp.linear_fc1", ("F", "H"), 0),
+        *_biased("decoder.layers.{i}.mlp.linear_fc2", ("H", "F"), 1),
     ),
-    head=(
-        ("decoder.final_layernorm.weight", ("H",), None),
-        ("decoder.final_layernorm.bias", ("H",), None),
-    ),
+    head=(*_biased("decoder.final_layernorm", ("H",)),),
     vocab_multiple=128,
 )
 """GPT as Megatron-Core's GPTModel names and orders its tensors.

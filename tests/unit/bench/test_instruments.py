@@ -14,7 +14,7 @@ import pytest
 from iobench import linux
 from iobench.bench.targets.instruments import Changes, Instruments
 from iobench.environment import syncs
-from iobench.environment.device import DeviceCounters, parse_stat
+from iobench.environment.blockdev import DeviceCounters, parse_stat
 from iobench.environment.mounts import parse_mountinfo
 from iobench.environment.syncs import BY_A_LIBRARY
 from iobench.units import KIB

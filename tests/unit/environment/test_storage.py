@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from iobench.environment.blockdev import describe_device, find_device
-from iobench.environment.device import (
+from iobench.environment.blockdev import (
     DeviceMonitor,
+    describe_device,
     device_directories,
+    find_device,
     parse_stat,
 )
 from iobench.environment.mounts import Mount, find_mount, parse_mountinfo
@@ -216,7 +217,7 @@ def test_flushes_of_a_partition_are_those_of_its_disk(
     disk = sysfs.disk("sda", "8:0")
     sysfs.partition(disk, "sda1", "8:1")
     sysfs.put(disk / "sda1", stat="1 1 8 5 2 2 16 6 0 7 11 3 0 24 1 0 0")
-    monkeypatch.setattr("iobench.environment.device.mount_of", lambda _: mount("8:1"))
+    monkeypatch.setattr("iobench.environment.blockdev.mount_of", lambda _: mount("8:1"))
     found = DeviceMonitor(tmp_path, sysfs.root).read()
     assert found is not None
     assert (found.read_bytes, found.write_bytes, found.flushes) == (8 * 512, 16 * 512, 4)
@@ -238,7 +239,7 @@ def test_a_device_that_does_not_count_is_not_believed(
 ) -> None:
     """With iostats off the counters do not change, so the monitor returns None, not zero."""
     disk = sysfs.disk("sda", "8:0", queue__iostats="1")
-    monkeypatch.setattr("iobench.environment.device.mount_of", lambda _: mount("8:0"))
+    monkeypatch.setattr("iobench.environment.blockdev.mount_of", lambda _: mount("8:0"))
     counting = DeviceMonitor(tmp_path, sysfs.root)
     assert [path.parent.name for path in counting.files] == ["sda"]
     assert counting.read() == parse_stat(STAT)

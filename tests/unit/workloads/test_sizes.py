@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from iobench.formats.safetensors_header import file_order, file_size, header_bytes
 from iobench.workloads import SAFETENSORS_METADATA, FileSpec, TensorSpec, Workload
-from iobench.workloads.layouts.hf_export import split_shards
+from iobench.workloads.layouts.huggingface import split_shards
 from iobench.workloads.torch_sizes import (
     archive_bytes,
     single_tensor_archive_bytes,
