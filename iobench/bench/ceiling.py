@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -11,10 +10,9 @@ from pathlib import Path
 from iobench.bench import fio
 from iobench.bench.contenders.base import WriterContender
 from iobench.bench.plan import Plan
-from iobench.bench.ranks.group import RankGroup
-from iobench.bench.targets.base import Scratch
+from iobench.bench.ranks.group import Executor
 from iobench.errors import FioError
-from iobench.results import CeilingSample, Operation, Run
+from iobench.results import CeilingSample, Operation
 from iobench.results.setting import at_target
 
 # In simulations this lowers the ceiling by at most 0.1% when rates scatter by 10%, and by 0.3% when
@@ -36,35 +34,12 @@ class CeilingJobs:
     directory: Path
     size_bytes: int
     fallocate: bool
-    ranks: RankGroup | None = None
-    """The ranks on whose nodes each job runs at once; None for this machine alone."""
+    executor: Executor
+    """Runs each job, on all nodes of its ranks at once."""
     remaining: list[fio.FioJob] = field(default_factory=lambda: list(fio.JOBS))
     _rates: dict[Operation, dict[fio.FioJob, list[float]]] = field(
         default_factory=lambda: {"save": {}, "restore": {}}
     )
-
-    @classmethod
-    def of(
-        cls,
-        run: Run,
-        plan: Plan,
-        scratch: Scratch,
-        target: str | None,
-        ranks: RankGroup | None = None,
-    ) -> CeilingJobs:
-        """Return the jobs of `run` in the directory of `scratch`, which is in `target`.
-
-        Only for targets with a ceiling. With `ranks`, each job runs on all their nodes at once.
-        """
-        assert scratch.directory is not None
-        return cls(
-            ranks=ranks,
-            run_id=run.run_id,
-            target=target,
-            directory=scratch.directory,
-            size_bytes=run.workload.bytes,
-            fallocate=_reserves(plan),
-        )
 
     def records(
         self, repetition: int, order: int, job: fio.FioJob, settled: Callable[[str, int], None]
@@ -93,21 +68,12 @@ class CeilingJobs:
                 rates = self._rates[operation].setdefault(job, [])
                 rates.append(sample.bytes / sample.elapsed_s)
         finally:
-            cleanup = fio.cleanup if self.ranks is None else self.ranks.cleanup
-            cleanup(self.directory)
+            self.executor.cleanup(self.directory)
 
     def _beaten(self, job: fio.FioJob, operation: Operation) -> bool:
         """Return whether `job` cannot become the fastest any more, as far as two samples show."""
         rates = {one: found for one, found in self._rates[operation].items() if len(found) > 1}
         return job in rates and max(rates[job]) < _BEATEN * max(map(min, rates.values()))
-
-    def _started(
-        self, job: fio.FioJob, operation: Operation
-    ) -> AbstractContextManager[Callable[[], fio.FioSample]]:
-        where, fallocate = (self.directory, self.size_bytes), self.fallocate
-        if self.ranks is not None:
-            return self.ranks.started(job, operation, *where, fallocate=fallocate)
-        return fio.started(job, operation, *where, fallocate=fallocate)
 
     def _sample(
         self,
@@ -119,7 +85,9 @@ class CeilingJobs:
     ) -> CeilingSample:
         size, elapsed_s, cpu_s, error = 0, 0.0, None, None
         try:
-            with self._started(job, operation) as measure:
+            where, fallocate = (self.directory, self.size_bytes), self.fallocate
+            started = self.executor.started(job, operation, *where, fallocate=fallocate)
+            with started as measure:
                 ready()
                 measured = measure()
             size, elapsed_s, cpu_s = measured.bytes, measured.elapsed_s, measured.cpu_s
@@ -139,7 +107,7 @@ class CeilingJobs:
         )
 
 
-def _reserves(plan: Plan) -> bool:
+def reserves(plan: Plan) -> bool:
     """Return whether fio reserves space: it does not where all writers with that option do not."""
     chosen = [
         getattr(one.writer.options, "fallocate", None)

@@ -16,7 +16,7 @@ from typing import Protocol
 from iobench.bench import fio
 from iobench.bench.axes import Variant
 from iobench.bench.background import Background
-from iobench.bench.ceiling import CeilingJobs
+from iobench.bench.ceiling import CeilingJobs, reserves
 from iobench.bench.data.subset import text_of
 from iobench.bench.plan import LEAST_POOL, Plan
 from iobench.bench.processes.job import CheckpointSizes, Job
@@ -37,7 +37,6 @@ from iobench.results import (
     Sample,
     VariantFacts,
     WorkloadFacts,
-    WorldFacts,
     config_hash,
     contender_of,
     new_run_id,
@@ -113,12 +112,18 @@ class Runner:
                 )
             self.targets = targets
             self.executor = undo.enter_context(group or Executor(own_job(plan)))
-            over = group if self.launched else None
-            run = header(plan, self.executor, over.members.facts() if over else None)
+            run = header(plan, self.executor)
             self.results.write(run)
             self.run_id = run.run_id
             self.ceilings = [
-                CeilingJobs.of(run, plan, targets[value].scratch, value, over)
+                CeilingJobs(
+                    executor=self.executor,
+                    run_id=run.run_id,
+                    target=value,
+                    directory=Path(targets[value].scratch.locate("")),
+                    size_bytes=run.workload.bytes,
+                    fallocate=reserves(plan),
+                )
                 for value in plan.ceiling_targets
             ]
             self.backgrounds = {
@@ -320,7 +325,7 @@ def own_job(plan: Plan) -> Job:
 _LISTED = 1000  # files in a record, whose lines a reader limits; there may be 100,000
 
 
-def header(plan: Plan, executor: Executor, world: WorldFacts | None = None) -> Run:
+def header(plan: Plan, executor: Executor) -> Run:
     """Return the header of a run that `executor` makes next, with a new id and the time now."""
     described = [target.describe() for target in plan.targets]
     storages = [storage for _, storage in described]
@@ -358,7 +363,7 @@ def header(plan: Plan, executor: Executor, world: WorldFacts | None = None) -> R
         ),
         variants=tuple(_facts(plan, sizes)),
         plan={**asked, "files": list(islice(plan.listed_files(), _LISTED))},
-        world=world,
+        world=executor.facts(),
     )
 
 

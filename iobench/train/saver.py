@@ -65,13 +65,15 @@ def saver_for(arm: Arm, directory: Path) -> Saver:
         return Saver()
     if isinstance(arm.by, Peer):
         return _StockSaver(arm.by, directory, background=arm.mode == "async")
-    if arm.keeps_all:
-        return _MemorySaver(arm, arm.by, directory)
-    return OurSaver(arm, arm.by, directory)
+    return _OurSaver(arm, arm.by, directory)
 
 
-class OurSaver(Saver):
-    """Saves with a Checkpointer, which opens with the first save."""
+class _OurSaver(Saver):
+    """Saves with a Checkpointer, which opens with the first save.
+
+    In modes `memory` and `spill` it has memory tiers: DRAM for `slots` snapshots, in mode `spill`
+    with tmpfs for more. Every checkpoint is written and stays, and the first save makes the memory.
+    """
 
     def __init__(self, arm: Arm, writer: Writer, directory: Path) -> None:
         self._arm, self._writer, self._directory = arm, writer, directory
@@ -79,16 +81,24 @@ class OurSaver(Saver):
         self._opened: Checkpointer | None = None
         self._saves: list[Save] = []  # all saves: a Checkpointer reports the last ones only
 
-    def _open(self, state: Any) -> Checkpointer:  # noqa: ARG002 -- for a subclass
-        return Checkpointer(
-            self._directory,
-            world="alone",
-            writer=self._writer,
-            slots=self._arm.slots or 1,
-            keep=KeepLast(1),
-            lazy=self._arm.mode == "lazy",
-            budget=self._arm.budget_bytes,
-        )
+    def _open(self, state: Any) -> Checkpointer:
+        arm, where, writer = self._arm, self._directory, self._writer
+        if not arm.keeps_all:
+            return Checkpointer(
+                where,
+                world="alone",
+                writer=writer,
+                slots=arm.slots or 1,
+                keep=KeepLast(1),
+                lazy=arm.mode == "lazy",
+                budget=arm.budget_bytes,
+            )
+        assert arm.slots is not None
+        dram = arm.slots * -(-Serialized.of(state).size_bytes // linux.PAGE) * linux.PAGE
+        spills = [Memory(SLOWER_MEMORY * dram, path=_SLOWER)] if arm.mode == "spill" else []
+        opened = Checkpointer(where, writer=writer, tiers=[Memory(dram), *spills])
+        opened.prepare(state, wait=True)
+        return opened
 
     def save(self, state: Any, step: int) -> None:
         if self._opened is None:
@@ -127,23 +137,6 @@ class OurSaver(Saver):
             persist_s=None if self._sync else save.persist_s,
             durable_s=save.durable_s,
         )
-
-
-class _MemorySaver(OurSaver):
-    """Saves through memory tiers: DRAM for `slots` snapshots; tmpfs for more in mode `spill`.
-
-    Every checkpoint is written and stays. The first save makes all of the memory.
-    """
-
-    def _open(self, state: Any) -> Checkpointer:
-        assert self._arm.slots is not None
-        size = Serialized.of(state).size_bytes
-        dram = self._arm.slots * -(-size // linux.PAGE) * linux.PAGE
-        spills = self._arm.mode == "spill"
-        slower = [Memory(SLOWER_MEMORY * dram, path=_SLOWER)] if spills else []
-        opened = Checkpointer(self._directory, writer=self._writer, tiers=[Memory(dram), *slower])
-        opened.prepare(state, wait=True)
-        return opened
 
 
 class _StockSaver(Saver):

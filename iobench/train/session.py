@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -31,7 +31,7 @@ from iobench.results import (
 from iobench.stats.estimates import median
 from iobench.train.arm import Arm
 from iobench.train.block import GAUGES, TrainingBlocks
-from iobench.train.pace import Pace, StepTimes, probe, whole_intervals
+from iobench.train.pace import Pace, probe, whole_intervals
 from iobench.train.trainer import Trainer
 from iobench.units import MIB, count_of, format_seconds, format_size, parse_size
 from iobench.verification.imported import load_workload
@@ -82,16 +82,6 @@ class TrainingProgress(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Rhythm:
-    """The steps of a block and of an interval; the interval may be from a `probe` of `arm`."""
-
-    steps: int
-    every: int
-    arm: str = ""
-    probe: StepTimes | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
 class Session:
     """A training to measure. `size_bytes` is the size of a checkpoint: `workload`'s shard, scaled.
 
@@ -114,7 +104,6 @@ class Session:
     simulated_s: float
     step_scaled: bool
     device: str
-    seed: int
 
     def lines(self) -> list[str]:
         """Return the plan in words, before anything is measured."""
@@ -146,17 +135,17 @@ class Session:
         progress.begin(1 + len(self.arms) * self.repeat)
         progress.step("preparing")
         trainer = self._trainer()
-        rhythm = self._rhythm(trainer)
-        trainer.change_in_parts(rhythm.every if self.simulated_s else 1)
-        run = self._header(rhythm)
+        steps, every, probed = self._rhythm(trainer)
+        trainer.change_in_parts(every if self.simulated_s else 1)
+        run = self._header(steps, every, probed)
         results.write(run)
         files = [name.format(pid=os.getpid()) for name in GAUGES]
         opening = OpenTarget.of(self.target, sampled=False)
         with opening as opened, FileSampler(files) as sampler:
             blocks = TrainingBlocks(
                 trainer=trainer,
-                steps=rhythm.steps,
-                every=rhythm.every,
+                steps=steps,
+                every=every,
                 simulated_s=self.simulated_s,
                 size_bytes=self.size_bytes,
                 sampler=sampler,
@@ -184,7 +173,7 @@ class Session:
                         shutil.rmtree(directory)
 
     def _trainer(self) -> Trainer:
-        trainer = Trainer(self.model_params, seed=self.seed, device=self.device)
+        trainer = Trainer(self.model_params, device=self.device)
         own = _BYTES_PER_PARAM * sum(one.numel() for one in trainer.model.parameters())
         if own > self.size_bytes:
             raise OptionError(
@@ -193,16 +182,18 @@ class Session:
             )
         return Trainer(
             self.model_params,
-            seed=self.seed,
             device=self.device,
             ballast_bytes=self.size_bytes - own,
             threads=1 if self.simulated_s else None,
         )
 
-    def _rhythm(self, trainer: Trainer) -> _Rhythm:
-        """Return the requested rhythm, or that from saves of the first background arm."""
+    def _rhythm(self, trainer: Trainer) -> tuple[int, int, dict[str, Any] | None]:
+        """Return the steps of a block and of an interval, and the probe for them if there is one.
+
+        It is asked for, or that from saves of the first background arm.
+        """
         if self.pace.steps is not None:
-            return _Rhythm(steps=self.steps, every=self.pace.steps)
+            return self.steps, self.pace.steps, None
         arm = next(arm for arm in self.arms if arm.background)
         every = 1
         with self.target.scratch() as scratch:
@@ -214,12 +205,8 @@ class Session:
                 found = probe(trainer, arm, directory, self.simulated_s)
                 shutil.rmtree(directory)
                 every = self.pace.steps_for(found)
-        return _Rhythm(
-            steps=whole_intervals(max(self.steps, self.intervals * every), every),
-            every=every,
-            arm=arm.label,
-            probe=found,
-        )
+        steps = whole_intervals(max(self.steps, self.intervals * every), every)
+        return steps, every, {"arm": arm.label, **asdict(found)}
 
     @property
     def on_storage(self) -> int:
@@ -229,22 +216,22 @@ class Session:
         taken = self.intervals or self.steps // (self.pace.steps or 1)
         return _ON_STORAGE + taken
 
-    def _header(self, rhythm: _Rhythm) -> Run:
+    def _header(self, steps: int, every: int, probed: dict[str, Any] | None) -> Run:
         machine, storage = self.target.describe()
         asked = {
             "verb": "train",
             "arms": [arm.label for arm in self.arms],
-            "steps": rhythm.steps,
-            "every": rhythm.every,
+            "steps": steps,
+            "every": every,
             "every_asked": str(self.pace),
-            "probe": rhythm.probe and {"arm": rhythm.arm, **asdict(rhythm.probe)},
+            "probe": probed,
             "repeat": self.repeat,
             "model_params": self.model_params,
             "simulated_s": self.simulated_s,
             "simulates_whole_step": True,
             "step_scaled": self.step_scaled,
             "device": self.device,
-            "seed": self.seed,
+            "seed": 0,
         }
         scale = self.workload.scale
         return Run(
@@ -282,7 +269,6 @@ def make_session(
     simulate_step: bool,
     scale_step: bool = False,
     device: str = "cpu",
-    seed: int = 0,
 ) -> Session:
     """Return a checked session: writers work in the target, memory and space suffice.
 
@@ -318,7 +304,6 @@ def make_session(
         simulated_s=step_s * size_bytes / full_bytes if scale_step else step_s,
         step_scaled=scale_step,
         device=device,
-        seed=seed,
     )
     _check_room(session)
     return session

@@ -10,30 +10,18 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Protocol, Self, TypeVar
+from typing import Self, TypeVar
 
 import numpy as np
 
 from iobench.bench.counters.sampler import CounterSource, Reading, Sampler
-from iobench.environment import DeviceCounters
+from iobench.environment import DeviceCounters, DeviceMonitor
 from iobench.environment.memory import memory_stall_s
 from iobench.results.records import DeviceCounts, Interference, Operation, Series
 from iobench.writers.transfer import TICK_S
 
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 _IDLE, _IOWAIT, _STEAL = 3, 4, 7  # columns of the cpu line of /proc/stat
-
-
-class Monitor(Protocol):
-    """Reads the counters of a device; see `iobench.environment.DeviceMonitor`."""
-
-    @property
-    def files(self) -> Sequence[Path]:
-        """The kernel's files that show the counters; empty where there is no device."""
-
-    def read(self) -> DeviceCounters | None:
-        """Return the counters now; None where there is no device."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +103,7 @@ class Counters:
     """
 
     def __init__(
-        self, device: Monitor, sampler: Sampler | None = None, began_s: float | None = None
+        self, device: DeviceMonitor, sampler: Sampler | None = None, began_s: float | None = None
     ) -> None:
         self._device, self._sampler = device, sampler
         self._check_at, self._check_s = math.inf, 0.0

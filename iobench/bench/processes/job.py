@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from itertools import product
@@ -182,8 +182,6 @@ class Job:
         self._control: Control | None = None
         self._counters: tuple[OpenTarget, Counters] | None = None
         self._counted: Counted | None = None
-        self._fio = ExitStack()
-        self._measure: Callable[[], fio.FioSample] | None = None
         self.contenders, self._nodes = contenders, nodes
         self._slicings: dict[tuple[int, Sliced], Slicing] = {}
         self._number, self._source = number, source
@@ -439,7 +437,12 @@ class Job:
             return None
         return target.instruments.inspect(Path(self._own(ref.directory)), ())
 
-    def fio_start(
+    def settle(self) -> None:
+        """Return when earlier work has left the storage of this machine alone."""
+        with self._settled():
+            pass
+
+    def run_fio(
         self,
         job: int,
         operation: Operation,
@@ -447,35 +450,18 @@ class Job:
         size_bytes: int,
         fallocate: bool,
         firsts: list[int],
-    ) -> None:
-        """Start a fio job on this node, up to the begin of its clock. Raises FioError.
+    ) -> fio.FioSample | None:
+        """Run a fio job on this node. Raises FioError.
 
         The first rank of each node does it: that of the node with this number in `firsts`.
         """
         if self._number not in firsts:
-            return
+            return None
         place = of_node(directory, firsts.index(self._number))
         place.mkdir(parents=True, exist_ok=True)
-        with ExitStack() as stack:
-            started = fio.started(fio.JOBS[job], operation, place, size_bytes, fallocate=fallocate)
-            self._measure = stack.enter_context(started)
-            with self._settled():
-                pass
-            self._fio = stack.pop_all()
-
-    def fio_measure(self) -> fio.FioSample | None:
-        """Let the job go on, and return what it measured. Raises FioError."""
-        if self._measure is None:
-            return None
-        with self._fio.pop_all():
-            measure, self._measure = self._measure, None
+        started = fio.started(fio.JOBS[job], operation, place, size_bytes, fallocate=fallocate)
+        with started as measure:
             return measure()
-
-    def fio_stop(self) -> None:
-        """Stop the job, if there is one."""
-        self._measure = None
-        with contextlib.suppress(_StopError), self._fio.pop_all():
-            raise _StopError
 
     def _settled(self) -> AbstractContextManager[None]:
         return contextlib.nullcontext() if self._machine is None else self._machine.settled()
@@ -530,10 +516,6 @@ def own_name(number: int) -> str:
 def of_node(directory: Path | str, number: int) -> Path:
     """Return the directory of the fio jobs of one node: each has a file of its own."""
     return Path(directory) / f"fio-{number}"
-
-
-class _StopError(Exception):
-    """Ends a fio job."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -33,7 +32,7 @@ from iobench.bench.targets.cold import EvictedFiles
 from iobench.errors import FioError, JobError, RankError
 from iobench.ranks.control import Control
 from iobench.results.codec import from_plain, to_plain
-from iobench.results.records import Cold, DeviceCounts, Operation, Stored
+from iobench.results.records import Cold, DeviceCounts, Operation, Stored, WorldFacts
 
 _OWN_SLICES = "ranks also restored slices that their own node wrote"
 _LATE = 0.01  # of an operation's time: what is less changes no figure
@@ -86,6 +85,26 @@ class Executor(AbstractContextManager["Executor"]):
     ) -> tuple[str, ...]:
         """Return notes for readers of an operation's figures."""
         return ()
+
+    def facts(self) -> WorldFacts | None:
+        """Return the ranks of a launcher, for the record; None without one."""
+        return None
+
+    def started(
+        self,
+        job: fio.FioJob,
+        operation: Operation,
+        directory: Path,
+        size_bytes: int,
+        *,
+        fallocate: bool = True,
+    ) -> AbstractContextManager[Callable[[], fio.FioSample]]:
+        """Start a fio job on every node at once; like `fio.started`, with the sum of all nodes."""
+        return fio.started(job, operation, directory, size_bytes, fallocate=fallocate)
+
+    def cleanup(self, directory: Path) -> None:
+        """Remove the files that fio left in `directory`, of all nodes."""
+        fio.cleanup(directory)
 
     def __exit__(self, _: object, error: BaseException | None, trace: object) -> None:
         """End the jobs. Of this process none has to end."""
@@ -259,19 +278,25 @@ class RankGroup(Executor):
         flushed = all_true([stored.flushed, *(one.flushed for one in self._nodes)])
         return replace(stored, flushed=flushed)
 
+    def facts(self) -> WorldFacts | None:
+        return None if self._ranks.local else self.members.facts()
+
     @contextmanager
     def started(
         self,
         job: fio.FioJob,
         operation: Operation,
-        directory: Path | str,
+        directory: Path,
         size_bytes: int,
         *,
         fallocate: bool = True,
     ) -> Iterator[Callable[[], fio.FioSample]]:
-        """Start `job` on every node; like `fio.started`, and the sample is the sum of all nodes."""
-        start = partial(
-            Job.fio_start,
+        if self._ranks.local:
+            with fio.started(job, operation, directory, size_bytes, fallocate=fallocate) as here:
+                yield here
+            return
+        command = partial(
+            Job.run_fio,
             job=fio.JOBS.index(job),
             operation=operation,
             directory=str(directory),
@@ -279,32 +304,29 @@ class RankGroup(Executor):
             fallocate=fallocate,
             firsts=self.members.first_of_node,
         )
+
+        def measure() -> fio.FioSample:
+            replies = self._all(command, lambda _: None)
+            samples = [one for one in replies if one is not None]
+            return fio.FioSample(
+                bytes=sum(one.bytes for one in samples),
+                elapsed_s=max(one.elapsed_s for one in samples),
+                cpu_s=sum(one.cpu_s for one in samples),
+            )
+
         try:
-            self._all(start)
-            yield self._measured
+            self._all(Job.settle)
+            yield measure
         except JobError as error:
-            if not isinstance(error, RankError):
-                raise FioError(str(error)) from error
-            raise
-        finally:
-            if not isinstance(sys.exception(), RankError | KeyboardInterrupt):
-                self._all(Job.fio_stop)
+            if isinstance(error, RankError):
+                raise
+            raise FioError(str(error)) from error
 
-    def _measured(self) -> fio.FioSample:
-        """Let fio go on in all nodes at once; the clock ends with the last one."""
-        replies = self._all(Job.fio_measure, lambda _: None)
-        samples = [one for one in replies if one is not None]
-        return fio.FioSample(
-            bytes=sum(one.bytes for one in samples),
-            elapsed_s=max(one.elapsed_s for one in samples),
-            cpu_s=sum(one.cpu_s for one in samples),
-        )
-
-    def cleanup(self, directory: Path | str) -> None:
-        """Remove the files that fio left in `directory`, of all nodes."""
+    def cleanup(self, directory: Path) -> None:
+        super().cleanup(directory)
         for number in range(self.members.node_count):
             if (one := of_node(directory, number)).exists():
-                fio.cleanup(one)
+                super().cleanup(one)
 
     def __enter__(self) -> Self:
         self._ready()

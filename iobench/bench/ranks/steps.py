@@ -150,9 +150,8 @@ class Steps:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End what this rank has started: a fio job would go on, and connections stay."""
+        """Close the connections of this rank."""
         if self._job is not None:
-            self._job.fio_stop()
             self._job.leave()
 
     def carry_out(self, message: dict[str, Any], release: Release | None = None) -> list[Any]:

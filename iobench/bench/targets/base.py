@@ -11,13 +11,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
-from iobench.bench.counters.monitor import Monitor
 from iobench.bench.counters.sampler import Sampler
 from iobench.bench.targets.cold import EvictedFiles, FilesBelow, make_cold, resident_bytes
 from iobench.bench.targets.instruments import Changes, Instruments
 from iobench.bench.targets.settle import Patience, settled
 from iobench.checkpoint.staged import Staged
-from iobench.environment import Machine, Storage
+from iobench.environment import DeviceMonitor, Machine, Storage
 from iobench.results.records import Cold, Stored
 
 Location = str | Path
@@ -65,7 +64,7 @@ class Target(Protocol):
     def describe(self) -> tuple[Machine, Storage]:
         """Return (facts of the machine, facts of the storage), for the record."""
 
-    def monitor(self) -> Monitor:
+    def monitor(self) -> DeviceMonitor:
         """Return the counters of the device below the target."""
 
     def scratch(self) -> AbstractContextManager[Scratch]:
@@ -80,7 +79,7 @@ class OpenTarget:
     """
 
     scratch: Scratch
-    monitor: Monitor
+    monitor: DeviceMonitor
     sampler: Sampler | None = None
     notes: tuple[str, ...] = ()
     """Facts about the target that change how a restore's figures are read."""
@@ -103,7 +102,7 @@ class OpenTarget:
             )
 
     @classmethod
-    def at(cls, scratch: Scratch, monitor: Monitor) -> OpenTarget:
+    def at(cls, scratch: Scratch, monitor: DeviceMonitor) -> OpenTarget:
         """Return the target of `scratch`, after a probe of what the kernel shows of files there."""
         directory = scratch.directory
         instruments = None if directory is None else Instruments.probe(directory, monitor)

@@ -17,7 +17,7 @@ from iobench.bench.contenders.base import Contender, WriterContender
 from iobench.bench.processes.interrupts import deferred_interrupts
 from iobench.bench.targets.directory import PREFIX
 from iobench.checkpoint.object_store import StagedObjects
-from iobench.environment import DeviceCounters, Machine, Storage, describe_machine
+from iobench.environment import DeviceMonitor, Machine, Storage, describe_machine
 from iobench.environment.storage import OBJECT_STORE
 from iobench.errors import IobenchError, TargetError, TransferError, UsageError
 from iobench.writers.base import Writer
@@ -67,8 +67,8 @@ class BucketTarget:
             path=self.location, kind=OBJECT_STORE, fs_type="s3", endpoint=endpoint
         )
 
-    def monitor(self) -> _NoDevice:
-        return _NoDevice()
+    def monitor(self) -> DeviceMonitor:
+        return DeviceMonitor("/proc")  # it has no device of this machine either
 
     @contextmanager
     def scratch(self) -> Iterator[BucketScratch]:
@@ -131,15 +131,6 @@ class BucketScratch:
 
     def remove(self, name: str) -> None:
         self.writer.objects(self.locate(name)).remove()
-
-
-class _NoDevice:
-    """The monitor of a bucket, which has no device of this machine."""
-
-    files = ()
-
-    def read(self) -> DeviceCounters | None:
-        return None
 
 
 @dataclass(frozen=True, kw_only=True)

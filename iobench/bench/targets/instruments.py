@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from iobench import linux
-from iobench.bench.counters.monitor import Monitor
+from iobench.environment import DeviceMonitor
 from iobench.environment.mounts import mounts_in
 from iobench.environment.syncs import BY_A_LIBRARY, PROBE_BYTES, try_sync
 from iobench.results.records import Stored
@@ -40,7 +40,7 @@ class Instruments:
     """The ids of the mounts in the directory; others are made later, by a writer."""
 
     @classmethod
-    def probe(cls, directory: Path, monitor: Monitor) -> Instruments:
+    def probe(cls, directory: Path, monitor: DeviceMonitor) -> Instruments:
         """Write and sync a temporary file in `directory`, and read the counters. Raises OSError."""
         before = monitor.read()
         with tempfile.TemporaryFile(dir=directory) as file:
@@ -150,7 +150,7 @@ class _Look:
             self.problems.append(f"{name} was changed after its save")
 
 
-def _unflushed(fd: int, monitor: Monitor) -> str:
+def _unflushed(fd: int, monitor: DeviceMonitor) -> str:
     """Return a reason if only the system call makes the device flush; for want of dirty pages."""
     flushes = []
     for sync in (os.fsync, linux.kernel_fsync):

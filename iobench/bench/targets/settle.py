@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from iobench import linux
-from iobench.bench.counters.monitor import Monitor
+from iobench.environment import DeviceMonitor
 from iobench.writers.local import deferred_free
 
 # In 62 waits on an ext4 disk, work of a sample came back 13 times after 52 to 89 ms of rest.
@@ -41,7 +41,9 @@ class Patience:
 
 
 @contextmanager
-def settled(directory: Path, monitor: Monitor, patience: Patience | None = None) -> Iterator[None]:
+def settled(
+    directory: Path, monitor: DeviceMonitor, patience: Patience | None = None
+) -> Iterator[None]:
     """Sync the file system while the block runs, then wait until the device was idle for 0.1 s.
 
     A sample leaves work behind: write-back, discards of removed files, journal commits. The wait
@@ -58,7 +60,7 @@ def settled(directory: Path, monitor: Monitor, patience: Patience | None = None)
     patience.ended(idle=_rests(monitor, began_s, before, began_s + patience.seconds))
 
 
-def _sync(directory: Path, monitor: Monitor) -> tuple[float, object]:
+def _sync(directory: Path, monitor: DeviceMonitor) -> tuple[float, object]:
     """Sync the file system. Return the time after it, and the counters at this time."""
     deferred_free.wait()
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -69,7 +71,7 @@ def _sync(directory: Path, monitor: Monitor) -> tuple[float, object]:
     return time.monotonic(), monitor.read()
 
 
-def _rests(monitor: Monitor, since_s: float, before: object, deadline_s: float) -> bool:
+def _rests(monitor: DeviceMonitor, since_s: float, before: object, deadline_s: float) -> bool:
     """Wait until the counters have not moved for 0.1 s; return False at the deadline.
 
     `before` are the counters at `since_s`.

@@ -71,7 +71,7 @@ def test_a_step_is_measured_with_its_share_of_the_change(
         model_params=100_000,
         simulate_step=simulated,
     )
-    rhythm = asked._rhythm(Trainer(100_000, ballast_bytes=1000))
+    _, every, _ = asked._rhythm(Trainer(100_000, ballast_bytes=1000))
     assert parts == ([1, 4] if simulated else [1])
-    assert rhythm.every == (8 if simulated else 4)
+    assert every == (8 if simulated else 4)
     assert list(tmp_path.iterdir()) == []
