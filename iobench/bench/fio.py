@@ -164,10 +164,20 @@ def started(
     if operation == "save":
         _make_room(directory, size_bytes)
     options = job.options(operation, size_bytes, fallocate=fallocate)
+    process: subprocess.Popen[str] | None = None
+
+    def measure() -> FioSample:
+        assert process is not None
+        output, errors = process.communicate(_GO)
+        return parse_output(job, operation, size_bytes, process.returncode, output, errors)
+
     try:
-        with _process(options, directory) as end:
-            yield lambda: parse_output(job, operation, size_bytes, *end())
+        with deferred_interrupts():  # inside Popen an interrupt would lose the child
+            process = _start(options, directory)
+        yield measure
     except BaseException:
+        if process is not None:
+            _stop(process)
         if operation == "save":
             cleanup(directory)
         raise
@@ -207,32 +217,6 @@ def _evict(path: Path) -> int:
         raise FioError(
             f"fio cannot read {path}: {error.strerror or error}; a save job must come first"
         ) from error
-
-
-@contextmanager
-def _process(
-    options: Mapping[str, str | int], directory: Path
-) -> Iterator[Callable[[], tuple[int, str, str]]]:
-    """Start fio in `directory`. The yielded function lets its clock begin, and returns fio's exit
-    status, standard output and errors.
-
-    When the block raises, fio is stopped and awaited.
-    """
-    process: subprocess.Popen[str] | None = None
-
-    def measure() -> tuple[int, str, str]:
-        assert process is not None
-        output, errors = process.communicate(_GO)
-        return process.returncode, output, errors
-
-    try:
-        with deferred_interrupts():  # inside Popen an interrupt would lose the child
-            process = _start(options, directory)
-        yield measure
-    except BaseException:
-        if process is not None:
-            _stop(process)
-        raise
 
 
 def _start(options: Mapping[str, str | int], directory: Path) -> subprocess.Popen[str]:

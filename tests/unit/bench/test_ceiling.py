@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
@@ -13,10 +14,22 @@ from iobench.bench import fio
 from iobench.bench.ceiling import CeilingJobs
 from iobench.bench.fio import JOBS, FioJob, FioSample
 from iobench.bench.judging.ceiling import find_ceiling
+from iobench.bench.processes.job import Job
+from iobench.bench.ranks.group import Executor
 from iobench.errors import FioError
 from iobench.results import CeilingSample, Operation
 
 _Fails = Callable[[str], None]
+
+
+def _jobs(directory: Path, size_bytes: int) -> CeilingJobs:
+    return CeilingJobs(
+        executor=Executor(cast(Job, None)),
+        run_id="0" * 16,
+        directory=directory,
+        size_bytes=size_bytes,
+        fallocate=True,
+    )
 
 
 @pytest.fixture
@@ -50,7 +63,7 @@ def turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[_Fails], 
             seen.append(arguments)
 
         monkeypatch.setattr(fio, "started", started)
-        ceiling = CeilingJobs(run_id="0" * 16, directory=tmp_path, size_bytes=4096, fallocate=True)
+        ceiling = _jobs(tmp_path, 4096)
         try:
             for record in ceiling.records(3, 7, JOBS[0], settled):
                 seen += [record]
@@ -131,7 +144,7 @@ def _race(
         return nullcontext(lambda: FioSample(bytes=1000, elapsed_s=1000 / rate, cpu_s=0.1))
 
     monkeypatch.setattr(fio, "started", started)
-    ceiling = CeilingJobs(run_id="0" * 16, directory=directory, size_bytes=1000, fallocate=True)
+    ceiling = _jobs(directory, 1000)
     for repetition in range(max(map(len, rates.values()))):
         done.append(set())
         for job in list(ceiling.remaining):

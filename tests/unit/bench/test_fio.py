@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +16,6 @@ from iobench.errors import FioError
 from iobench.units import MIB
 
 JOB = FioJob(ioengine="libaio", block_size=MIB, iodepth=32)
-
-_End = Callable[[], tuple[int, str, str]]
 
 
 def run_job(*asked: Any) -> FioSample:
@@ -123,17 +119,31 @@ def test_options_are_plain_and_honest() -> None:
     assert JOB.options("save", 8192)["bs"] == 8192
 
 
+class _Ended:
+    """A process of fio that ends at once with this output."""
+
+    returncode = 0
+
+    def __init__(self, output: str) -> None:
+        self.output = output
+
+    def communicate(self, *_: object, **__: object) -> tuple[str, str]:
+        return self.output, ""
+
+    def terminate(self) -> None:
+        pass
+
+
 def fake_fio(monkeypatch: pytest.MonkeyPatch, result: Any) -> None:
     """Return `result` in place of fio, after fio's file has been made."""
 
-    @contextmanager
-    def process(options: dict[str, Any], directory: Path) -> Iterator[_End]:
+    def start(options: dict[str, Any], directory: Path) -> _Ended:
         (directory / FILE_NAME).write_bytes(bytes(int(options["size"])))
         if isinstance(result, BaseException):
             raise result
-        yield lambda: (0, document(moved=int(options["size"])), "")
+        return _Ended(document(moved=int(options["size"])))
 
-    monkeypatch.setattr(fio, "_process", process)
+    monkeypatch.setattr(fio, "_start", start)
 
 
 def test_a_save_writes_a_new_file_and_leaves_it(
@@ -174,12 +184,11 @@ def test_a_restore_reads_no_more_than_there_is(
     (tmp_path / FILE_NAME).write_bytes(bytes(2 * MIB + 8192))
     sizes = []
 
-    @contextmanager
-    def process(options: dict[str, Any], *_: object) -> Iterator[_End]:
+    def start(options: dict[str, Any], *_: object) -> _Ended:
         sizes.append(options["size"])
-        yield lambda: (0, document(moved=2 * MIB, rw="read"), "")
+        return _Ended(document(moved=2 * MIB, rw="read"))
 
-    monkeypatch.setattr(fio, "_process", process)
+    monkeypatch.setattr(fio, "_start", start)
     assert run_job(JOB, "restore", tmp_path, 64 * MIB).bytes == 2 * MIB
     assert sizes == [2 * MIB]
 
