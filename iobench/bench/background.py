@@ -15,7 +15,7 @@ from iobench.bench.contenders.base import Contender, WriterContender
 from iobench.bench.contenders.peer import PeerContender
 from iobench.bench.plan import Plan
 from iobench.bench.processes.job import CheckpointRef, Job, Looped, manifest, stored_files
-from iobench.bench.ranks.group import RankGroup
+from iobench.bench.ranks.group import Executor
 from iobench.bench.ranks.setup import reader_setup
 from iobench.bench.ranks.start import LocalRanks
 from iobench.bench.targets.base import OpenTarget
@@ -87,7 +87,7 @@ class Background(AbstractContextManager["Background"]):
         self._ranks = LocalRanks(
             2, temporary=self._scratch.directory, name="the background process"
         )
-        self._group = RankGroup(self._ranks, lambda _: [None, setup])
+        self._group = Executor(None, self._ranks, lambda _: [None, setup])
         self._made = False
 
     def __exit__(self, *_: object) -> None:

@@ -20,7 +20,7 @@ from iobench.bench.ceiling import CeilingJobs, reserves
 from iobench.bench.data.subset import text_of
 from iobench.bench.plan import LEAST_POOL, Plan
 from iobench.bench.processes.job import CheckpointSizes, Job
-from iobench.bench.ranks.group import Executor, RankGroup
+from iobench.bench.ranks.group import Executor
 from iobench.bench.ranks.setup import setups, show_token
 from iobench.bench.ranks.start import Launched, LocalRanks
 from iobench.bench.targets.base import OpenTarget
@@ -101,17 +101,19 @@ class Runner:
             directories = [target.scratch.directory for target in targets.values()]
             self.progress.step("preparing")
             ranks = self._ranks(undo, directories[0])
-            group = None
-            if ranks is not None:
+            if ranks is None:
+                executor = Executor(own_job(plan))
+            else:
                 places = [target.scratch.locate("") for target in targets.values()]
                 token = show_token(places)
-                group = RankGroup(
+                executor = Executor(
+                    None,
                     ranks,
                     lambda members: setups(plan, members, places, warm_ups, token),
                     replicas=plan.axes.replicas,
                 )
             self.targets = targets
-            self.executor = undo.enter_context(group or Executor(own_job(plan)))
+            self.executor = undo.enter_context(executor)
             run = header(plan, self.executor)
             self.results.write(run)
             self.run_id = run.run_id

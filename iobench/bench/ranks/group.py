@@ -1,5 +1,4 @@
-"""Executor: runs the jobs of a run in this process. RankGroup: in ranks: rank 0 drives, others
-`serve`."""
+"""Executor: runs the jobs of a run, in this process or in ranks: rank 0 drives, others `serve`."""
 
 from __future__ import annotations
 
@@ -41,99 +40,46 @@ T = TypeVar("T")
 
 
 class Executor(AbstractContextManager["Executor"]):
-    """The jobs of a run: one, in this process. Those in ranks are a `RankGroup`."""
-
-    apart = False
-    """Whether there are several jobs, which have a directory each and do not run here alone."""
-    machines = 1
-    """The number of machines that the jobs are on."""
-
-    def __init__(self, job: Job) -> None:
-        self.job = job
-
-    def ask(self, count: int, what: Callable[[Job], T], release: Release | None = None) -> list[T]:
-        """Run `what` in the first `count` jobs at once; return their replies in order.
-
-        `release` is called when they begin, or just before with the moment at which they will.
-        """
-        assert count == 1
-        if release:
-            release(None)
-        return [what(self.job)]
-
-    def hand_over(self, shape: int) -> None:  # noqa: ARG002 -- ranks
-        """Give each job the digests of the files that it restores, if another job saved them."""
-        return
-
-    def counted(self, counted: Counted) -> Counted:
-        """Return `counted` of this machine with what all others counted during the operation."""
-        return counted
-
-    def make_cold(self, target: OpenTarget, name: str, ref: CheckpointRef) -> Cold:  # noqa: ARG002 -- ranks
-        """Evict the checkpoint `name` on every machine, and count what stays in page caches."""
-        return target.make_cold(name)
-
-    def inspect(self, stored: Stored, ref: CheckpointRef) -> Stored:  # noqa: ARG002 -- ranks
-        """Return `stored` of this machine with what the page caches of all others hold."""
-        return stored
-
-    def notes(
-        self,
-        operation: Operation,  # noqa: ARG002 -- ranks
-        done: Sequence[Done],  # noqa: ARG002 -- ranks
-        device: DeviceCounts | None,  # noqa: ARG002 -- ranks
-    ) -> tuple[str, ...]:
-        """Return notes for readers of an operation's figures."""
-        return ()
-
-    def facts(self) -> WorldFacts | None:
-        """Return the ranks of a launcher, for the record; None without one."""
-        return None
-
-    def started(
-        self,
-        job: fio.FioJob,
-        operation: Operation,
-        directory: Path,
-        size_bytes: int,
-        *,
-        fallocate: bool = True,
-    ) -> AbstractContextManager[Callable[[], fio.FioSample]]:
-        """Start a fio job on every node at once; like `fio.started`, with the sum of all nodes."""
-        return fio.started(job, operation, directory, size_bytes, fallocate=fallocate)
-
-    def cleanup(self, directory: Path) -> None:
-        """Remove the files that fio left in `directory`, of all nodes."""
-        fio.cleanup(directory)
-
-    def __exit__(self, _: object, error: BaseException | None, trace: object) -> None:
-        """End the jobs. Of this process none has to end."""
-
-
-class RankGroup(Executor):
-    """Ranks as the jobs of a run. Each replays files of its own.
+    """The jobs of a run: one in this process, or one in each of `ranks`, with files of its own.
 
     A command that raises in one rank is a JobError; the ranks go on with the next one. A rank that
     cannot be set up, is lost or ends is named by a RankError, which every later call raises too. If
     the run started the ranks itself, it is a JobError, and the next command starts new ones.
-
-    `setups` returns the set-up of each rank. None for rank 0: it only drives the others.
     """
 
-    apart = True
+    machines = 1
+    """The number of machines that the jobs are on."""
+    _ranks: Launched | LocalRanks
+    _nodes = 1
 
     def __init__(
         self,
-        ranks: Launched | LocalRanks,
-        setups: Callable[[Members], Sequence[Setup | None]],
+        job: Job | None = None,
+        ranks: Launched | LocalRanks | None = None,
+        setups: Callable[[Members], Sequence[Setup | None]] = lambda _: [],
         *,
         replicas: bool = False,
     ) -> None:
-        self._ranks, self._setups, self._replicas = ranks, setups, replicas
-        self._own: Job | None = None
+        """`job` is that of this process, without `ranks`.
+
+        `setups` returns the set-up of each rank. None for rank 0: it only drives the others.
+        """
+        self._own, self._setups = job, setups
+        self.apart = ranks is not None
+        """Whether there are several jobs, which have a directory each and do not run here alone."""
+        self._launched = ranks is not None and not ranks.local
+        self._replicas = replicas and self._launched
+        if ranks is not None:
+            self._ranks = ranks
         self._steps: Steps | None = None
-        self._nodes: list[Counted] = []
+        self._others: list[Counted] = []
         """What the other machines counted during the last timed operation."""
+
+    @property
+    def job(self) -> Job:
+        """The job of this process."""
+        assert self._own is not None
+        return self._own
 
     def _ready(self) -> Steps:
         """Return the part of rank 0 in commands, after the set-up of all ranks."""
@@ -141,8 +87,8 @@ class RankGroup(Executor):
             return self._steps
         connected = self._ranks.connected()
         self._control = connected.control
-        self.members = replace(connected.members, replicas=self._replicas and not self._ranks.local)
-        self.machines = len(self.members.first_of_machine)
+        self.members = replace(connected.members, replicas=self._replicas)
+        self.machines, self._nodes = len(self.members.first_of_machine), self.members.node_count
         given = self._setups(self.members)
         self._same_bytes = any(one is not None and one.nodes for one in given)
         with self._losing():
@@ -162,10 +108,19 @@ class RankGroup(Executor):
         try:
             yield
         except RankError as error:
-            self._steps = self._steps if not self._ranks.local else None
+            self._steps = self._steps if self._launched else None
             self._ranks.lost(error)
 
     def ask(self, count: int, what: Callable[[Job], T], release: Release | None = None) -> list[T]:
+        """Run `what` in the first `count` jobs at once; return their replies in order.
+
+        `release` is called when they begin, or just before with the moment at which they will.
+        """
+        if not self.apart:
+            assert count == 1
+            if release:
+                release(None)
+            return [what(self.job)]
         replies = self._all(what, release, count)
         late_s = [one.late_s for one in replies if isinstance(one, Done)]
         if release is not None:
@@ -230,20 +185,23 @@ class RankGroup(Executor):
         return [reply_of(what, one["value"], who) for who, one in given.items()]
 
     def hand_over(self, shape: int) -> None:
-        if self.members.node_count == 1 and not self.members.replicas:
+        """Give each job the digests of the files that it restores, if another job saved them."""
+        if self._nodes == 1 and not self._replicas:
             return
         saved = self._all(partial(Job.hand_over, shape=shape, sources=self.members.sources))
         if self._same_bytes and len(set(saved)) > 1:
             raise JobError("the ranks saved slices of different bytes; their memory is damaged")
 
     def counted(self, counted: Counted) -> Counted:
+        """Return `counted` of this machine with what all others counted during the operation."""
         if self.machines > 1:
-            self._nodes = [one for one in self._all(Job.counted) if one is not None]
-        return over_machines(counted, self._nodes)
+            self._others = [one for one in self._all(Job.counted) if one is not None]
+        return over_machines(counted, self._others)
 
     def notes(
         self, operation: Operation, done: Sequence[Done], device: DeviceCounts | None
     ) -> tuple[str, ...]:
+        """Return notes for readers of an operation's figures."""
         return tuple(filter(None, self._notes(operation, done, device)))
 
     def _notes(
@@ -255,9 +213,9 @@ class RankGroup(Executor):
         )
         if late_s > _LATE * took_s:
             yield "a process began late, by more than 1% of the time of the longest transfer"
-        if device is None or self._ranks.local:
+        if device is None or not self._launched:
             return
-        if any(one.device.read_bytes is None for one in self._nodes):
+        if any(one.device.read_bytes is None for one in self._others):
             yield "not every node counts the device of the target: its counters are not used"
         if operation == "restore":
             yield _OWN_SLICES if self._same_bytes else self.members.restore_note
@@ -265,21 +223,24 @@ class RankGroup(Executor):
                 yield "the storage is not a device of every node: what its caches hold is unknown"
 
     def make_cold(self, target: OpenTarget, name: str, ref: CheckpointRef) -> Cold:
-        if target.scratch.directory is None or self.members.node_count == 1:
-            return super().make_cold(target, name, ref)
+        """Evict the checkpoint `name` on every machine, and count what stays in page caches."""
+        if target.scratch.directory is None or self._nodes == 1:
+            return target.make_cold(name)
         return EvictedFiles.cold(self._all(partial(Job.evict, ref=ref)))
 
     def inspect(self, stored: Stored, ref: CheckpointRef) -> Stored:
-        if self.members.node_count == 1:  # the run inspected the files of all ranks
+        """Return `stored` of this machine with what the page caches of all others hold."""
+        if self._nodes == 1:  # the run inspected the files of all ranks
             return stored
         stored = over_ranks(stored, self._all(partial(Job.inspect, ref=ref)))
         if stored.flushed is None:
             return stored
-        flushed = all_true([stored.flushed, *(one.flushed for one in self._nodes)])
+        flushed = all_true([stored.flushed, *(one.flushed for one in self._others)])
         return replace(stored, flushed=flushed)
 
     def facts(self) -> WorldFacts | None:
-        return None if self._ranks.local else self.members.facts()
+        """Return the ranks of a launcher, for the record; None without one."""
+        return self.members.facts() if self._launched else None
 
     @contextmanager
     def started(
@@ -291,7 +252,8 @@ class RankGroup(Executor):
         *,
         fallocate: bool = True,
     ) -> Iterator[Callable[[], fio.FioSample]]:
-        if self._ranks.local:
+        """Start a fio job on every node at once; like `fio.started`, with the sum of all nodes."""
+        if not self._launched:
             with fio.started(job, operation, directory, size_bytes, fallocate=fallocate) as here:
                 yield here
             return
@@ -323,13 +285,14 @@ class RankGroup(Executor):
             raise FioError(str(error)) from error
 
     def cleanup(self, directory: Path) -> None:
-        super().cleanup(directory)
-        for number in range(self.members.node_count):
-            if (one := of_node(directory, number)).exists():
-                super().cleanup(one)
+        """Remove the files that fio left in `directory`, of all nodes."""
+        for one in (directory, *(of_node(directory, number) for number in range(self._nodes))):
+            if one.exists():
+                fio.cleanup(one)
 
     def __enter__(self) -> Self:
-        self._ready()
+        if self.apart:
+            self._ready()
         return self
 
     def __exit__(self, _: object, error: BaseException | None, trace: object) -> None:

@@ -20,7 +20,7 @@ from iobench.bench.judging.repeat import Repeat
 from iobench.bench.plan import Plan
 from iobench.bench.processes.job import CheckpointRef, Job
 from iobench.bench.ranks import start
-from iobench.bench.ranks.group import RankGroup
+from iobench.bench.ranks.group import Executor
 from iobench.bench.ranks.start import LocalRanks
 from iobench.bench.targets.directory import DirectoryTarget
 from iobench.errors import JobError
@@ -37,7 +37,7 @@ class Group:
     def __init__(self, plan: Plan, scratch: Path) -> None:
         given = local_setups(plan, scratch)
         self.ranks = LocalRanks(2)
-        self.jobs = RankGroup(self.ranks, lambda _: given)
+        self.jobs = Executor(None, self.ranks, lambda _: given)
 
     def child(self) -> subprocess.Popen[bytes]:
         (child,) = self.ranks._children
