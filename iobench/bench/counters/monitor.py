@@ -47,22 +47,13 @@ class Usage:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Growth:
-    """Growth of the counter that `source` names (see `Sampler`).
-
-    `readings` have seconds and bytes since the start. The last one is at the end.
-    """
-
-    source: CounterSource
-    readings: tuple[Reading, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
 class Counted:
     """Growth of time and counters since `began_s` of time.perf_counter.
 
-    `system_cpu_s` counts every process and the kernel; `growth` is None without a sampler.
-    `flushed`, of another machine, says whether its device flushed its cache; None for unknown.
+    `system_cpu_s` counts every process and the kernel. `readings` of the counter that `source`
+    names (see `Sampler`) have seconds and bytes since the start; the last one is at the end. There
+    are none without a sampler, and where the kernel does not count what it reads. `flushed`, of
+    another machine, says whether its device flushed its cache; None for unknown.
     """
 
     began_s: float
@@ -71,7 +62,8 @@ class Counted:
     system_cpu_s: float
     device: DeviceCounts
     interference: Interference
-    growth: Growth | None
+    source: CounterSource | None = None
+    readings: tuple[Reading, ...] = ()
     flushed: bool | None = None
 
 
@@ -143,40 +135,39 @@ class Counters:
         own = {name: now.process[name] - before.process[name] for name in now.process}
         for one in others:
             own = {name: value + one.io[name] for name, value in own.items() if name in one.io}
-        read, write = own.get("read_bytes"), own.get("write_bytes")
+        device = DeviceCounts(
+            read_bytes=moved.read_bytes if moved else None,
+            write_bytes=moved.write_bytes if moved else None,
+            process_read_bytes=own.get("read_bytes"),
+            process_write_bytes=own.get("write_bytes"),
+        )
         return Counted(
             began_s=self._began,
             elapsed_s=elapsed,
             cpu_s=cpu + sum(one.cpu_s for one in others),
             system_cpu_s=now.busy_s - before.busy_s,
-            device=DeviceCounts(
-                read_bytes=moved.read_bytes if moved else None,
-                write_bytes=moved.write_bytes if moved else None,
-                process_read_bytes=read,
-                process_write_bytes=write,
-            ),
-            interference=Interference(
-                steal_s=now.steal_s - before.steal_s,
-                memory_stall_s=None
+            device=device,
+            interference=_interference(
+                now.steal_s - before.steal_s,
+                None
                 if now.memory_stall_s is None or before.memory_stall_s is None
                 else now.memory_stall_s - before.memory_stall_s,
-                foreign_read_bytes=foreign_bytes(moved.read_bytes if moved else None, read),
-                foreign_write_bytes=foreign_bytes(moved.write_bytes if moved else None, write),
+                device,
             ),
-            growth=self._growth(now, elapsed),
+            source=self._sampler.source if self._sampler else None,
+            readings=self._readings(now, elapsed),
         )
 
-    def _growth(self, now: _Machine, elapsed_s: float) -> Growth | None:
-        """None where the kernel does not count what the sampler reads."""
+    def _readings(self, now: _Machine, elapsed_s: float) -> tuple[Reading, ...]:
         if self._sampler is None:
-            return None
+            return ()
         source = self._sampler.source
         first, last = self._before.reading(source, 0.0), now.reading(source, elapsed_s)
         if first is None or last is None:
-            return None
+            return ()
         end = self._began + elapsed_s + self._check_s
         between = self._sampler.readings(self._began, end)
-        since = [
+        return tuple(
             Reading(
                 at_s=at_s,
                 read_bytes=one.read_bytes - first.read_bytes,
@@ -186,8 +177,7 @@ class Counters:
                 *((self._on_clock(one.at_s), one) for one in between),
                 (elapsed_s, last),
             ]
-        ]
-        return Growth(source=source, readings=tuple(since))
+        )
 
     def _read(self) -> _Machine:
         busy_s, steal_s = _cpu_times_s()
@@ -200,13 +190,24 @@ class Counters:
         )
 
 
-def foreign_bytes(device: int | None, process: int | None) -> int | None:
-    """Return the bytes that other processes moved, at least 0.
+def _interference(
+    steal_s: float | None, memory_stall_s: float | None, device: DeviceCounts
+) -> Interference:
+    """Return it with the bytes that other processes moved, at least 0.
 
     The kernel counts buffered writes of a process when it dirties pages. The device counts them
     when they are written back, so its counter may be behind.
     """
-    return None if device is None or process is None else max(0, device - process)
+
+    def foreign(device: int | None, process: int | None) -> int | None:
+        return None if device is None or process is None else max(0, device - process)
+
+    return Interference(
+        steal_s=steal_s,
+        memory_stall_s=memory_stall_s,
+        foreign_read_bytes=foreign(device.read_bytes, device.process_read_bytes),
+        foreign_write_bytes=foreign(device.write_bytes, device.process_write_bytes),
+    )
 
 
 def _process_io() -> dict[str, int]:
@@ -256,24 +257,20 @@ def over_machines(counted: Counted, others: Sequence[Counted]) -> Counted:
     """
     if not others:
         return counted
-    every, device = [counted, *others], counted.device
-    read = _sum([one.device.read_bytes for one in every])
-    write = _sum([one.device.write_bytes for one in every])
-    process = device.process_read_bytes, device.process_write_bytes
+    every = [counted, *others]
+    device = replace(
+        counted.device,
+        read_bytes=_sum([one.device.read_bytes for one in every]),
+        write_bytes=_sum([one.device.write_bytes for one in every]),
+    )
     return replace(
         counted,
         system_cpu_s=sum(one.system_cpu_s for one in every),
-        device=DeviceCounts(
-            read_bytes=read,
-            write_bytes=write,
-            process_read_bytes=process[0],
-            process_write_bytes=process[1],
-        ),
-        interference=Interference(
-            steal_s=_sum([one.interference.steal_s for one in every]),
-            memory_stall_s=_sum([one.interference.memory_stall_s for one in every]),
-            foreign_read_bytes=foreign_bytes(read, process[0]),
-            foreign_write_bytes=foreign_bytes(write, process[1]),
+        device=device,
+        interference=_interference(
+            _sum([one.interference.steal_s for one in every]),
+            _sum([one.interference.memory_stall_s for one in every]),
+            device,
         ),
     )
 
@@ -292,19 +289,15 @@ def make_series(operation: Operation, counted: Counted, ticks: Mapping[int, int]
     `ticks` are the bytes that its writer completed (see `Transfer.completed`); None for a writer
     that does not count them.
     """
-    growth, grown = counted.growth, None
-    if growth is not None:
-        grown = by_growth(
-            [
-                (one.at_s, one.write_bytes if operation == "save" else one.read_bytes)
-                for one in growth.readings
-            ]
-        )
+    points = [
+        (one.at_s, one.write_bytes if operation == "save" else one.read_bytes)
+        for one in counted.readings
+    ]
     return Series(
         interval_s=INTERVAL_S,
         completed=None if ticks is None else by_ticks(ticks, counted.began_s, counted.elapsed_s),
-        counter=growth.source if growth is not None else None,
-        counted=grown,
+        counter=counted.source if points else None,
+        counted=by_growth(points) if points else None,
     )
 
 

@@ -63,7 +63,7 @@ def test_everything_is_a_difference(clock: SimpleNamespace) -> None:
     moved = counted.device
     assert (moved.read_bytes, moved.write_bytes) == (100, 500)
     assert (moved.process_read_bytes, moved.process_write_bytes) == (10, 20)
-    assert counted.growth is None
+    assert counted.readings == ()
     assert counted.began_s == 10.0
     others = counted.interference
     assert (others.steal_s, others.memory_stall_s) == (0.5, 0.25)
@@ -122,8 +122,7 @@ def test_the_clock_stops_for_the_cpu_time_of_the_check(clock: SimpleNamespace) -
     clock.wall += 3
     counted = counting.stop()
     assert (counted.elapsed_s, counted.cpu_s) == (6, 2)
-    assert counted.growth is not None
-    assert [one.at_s for one in counted.growth.readings] == [1, 2, 2, 3, 5, 6]
+    assert [one.at_s for one in counted.readings] == [1, 2, 2, 3, 5, 6]
 
 
 @pytest.mark.parametrize(

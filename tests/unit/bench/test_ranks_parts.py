@@ -61,7 +61,6 @@ COUNTED = Counted(
     interference=Interference(
         steal_s=0.1, memory_stall_s=None, foreign_read_bytes=0, foreign_write_bytes=0
     ),
-    growth=None,
 )
 NODE = replace(
     COUNTED,

@@ -107,7 +107,6 @@ def test_other_replies_come_back() -> None:
         interference=Interference(
             steal_s=0.0, memory_stall_s=None, foreign_read_bytes=0, foreign_write_bytes=0
         ),
-        growth=None,
         flushed=True,
     )
     assert reply_of(Job.counted, to_plain(counts), "") == counts

@@ -99,10 +99,9 @@ def test_the_sampler_reads_the_devices_counters(tmp_path: Path) -> None:
         counted = counting.stop()
         series = make_series("save", counted, None)
         assert make_series("restore", counted, None).counted == (0,) * len(series.counted or ())
-    assert counted.growth is not None
-    assert {one.write_bytes for one in counted.growth.readings[:-1]} <= {0, 512 * 200}
-    assert 512 * 200 in {one.write_bytes for one in counted.growth.readings[:-1]}
-    assert counted.growth.readings[-1].write_bytes == 512 * 300
+    assert {one.write_bytes for one in counted.readings[:-1]} <= {0, 512 * 200}
+    assert 512 * 200 in {one.write_bytes for one in counted.readings[:-1]}
+    assert counted.readings[-1].write_bytes == 512 * 300
     assert series.counter == "device"
     assert series.completed is None
     assert sum(series.counted or ()) == 512 * 300
