@@ -7,11 +7,11 @@ import math
 import os
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
 
-from iobench.bench.axes import Axes, Variant
+from iobench.bench.axes import Axes
 from iobench.bench.choose import choose, find_baseline, targets_of
 from iobench.bench.contenders.base import Contender, WriterContender
 from iobench.bench.data.replay import Replay
@@ -66,23 +66,16 @@ class Rates:
         return int(moving / (repeat * self.s_per_byte))
 
 
-def measure_rates(
-    variants: Sequence[Variant],
-    subsets: Sequence[float | None],
-    targets: Mapping[str | None, Target],
-    *,
-    ceiling: bool,
-) -> Rates:
+def measure_rates(plan: Plan) -> Rates:
     """Save and restore a short random file with each contender in each of its targets, once.
 
-    For planning only. `targets` are the targets by the value that variants have in `target`. With
-    `ceiling`, fio's jobs are as fast as the fastest contender, where fio may measure.
-    Assumes that a process in the background takes half of the rate.
-    Assumes that several processes together reach the rate of one process, and that files of every
-    shape reach the rate of this file.
+    For planning only. Assumes that fio's jobs are as fast as the fastest contender, that a process
+    in the background takes half of the rate, that several processes together reach the rate of one
+    process, and that files of every shape reach the rate of this file.
     """
+    variants, subsets = plan.variants_with_twins, plan.axes.subsets
     steps, s_per_byte, fastest = 0, 0.0, 0.0
-    for value, target in targets.items():
+    for value, target in plan.by_location.items():
         here = [one for one in variants if one.target == value]
         contenders = list(dict.fromkeys(one.contender for one in here))
         probed = dict(zip(contenders, _probe(contenders, target), strict=True))
@@ -91,7 +84,7 @@ def measure_rates(
             restored = one.numjobs * sum(map(share_of, subsets))
             s_per_byte += one.saves * (1 / save + _OWN_S_PER_BYTE) + restored / restore
             steps, fastest = steps + 1 + len(subsets), max(fastest, save)
-        if ceiling and not target.no_ceiling:
+        if value in plan.ceiling_targets:
             best = map(max, zip(*probed.values(), strict=True))
             s_per_byte += len(JOBS) * sum(1 / rate for rate in best)
             steps += 2 * len(JOBS)
@@ -182,30 +175,30 @@ def make_plan(
     targets, absent = targets_of(locations, chosen)
     if several:
         axes = replace(axes, targets=tuple(one.location for one in targets), absent=absent)
-    by_location = dict(zip(axes.targets, targets, strict=True))
-    variants = list(axes.variants(chosen))
-    if not variants:
-        raise _nothing(axes, asked)
-    with_twins = [*variants, *(first_of_each_target(variants) if aa else ())]
-    ceiling = ceiling and not often.is_sustained
-    scaled = _scaled(full, rank, full_bytes, size, with_twins, axes, by_location, often, ceiling)
     plan = Plan(
-        workload=scaled,
+        workload=full,
         full_bytes=full_bytes,
         rank=rank,
         contenders=tuple(chosen),
         left_out=(*left_out, *axes.skipped(asked)),
         axes=axes,
-        baseline=find_baseline(baseline, variants, alike=several or axes.with_and_without),
         targets=targets,
         repeat=often,
         aa=aa,
         asked_pool_bytes=pool_bytes,
-        ceiling=ceiling,
+        ceiling=ceiling and not often.is_sustained,
         seed=secrets.randbits(32) if seed is None else seed,
         given=os.path.abspath(workload) if is_path(workload) and not is_s3(workload) else workload,
         rules=rules,
         world=world,
+    )
+    if not plan.variants:
+        raise _nothing(axes, asked)
+    alike = several or axes.with_and_without
+    plan = replace(
+        plan,
+        baseline=find_baseline(baseline, plan.variants, alike=alike),
+        workload=_scaled(plan, size),
     )
     plan.check()
     bounded = often.writing(plan.repetition_bytes, plan.earlier_bytes)
@@ -237,24 +230,15 @@ def _nothing(axes: Axes, asked: Sequence[Contender]) -> UsageError:
     return UsageError(f"nothing to measure: {'; '.join(axes.skipped(asked))}")
 
 
-def _scaled(
-    full: Workload,
-    rank: int,
-    full_bytes: int,
-    size: str | None,
-    variants: Sequence[Variant],
-    axes: Axes,
-    targets: Mapping[str | None, Target],
-    often: Repeat,
-    ceiling: bool,
-) -> Workload:
+def _scaled(plan: Plan, size: str | None) -> Workload:
+    full, often, axes = plan.workload, plan.repeat, plan.axes
     if size == _FULL:
         return full
     if size is not None:
-        return full.scaled(parse_size(size, "--size"), rank)
-    storing = {one.target for one in variants if one.contender.stores}
+        return full.scaled(parse_size(size, "--size"), plan.rank)
+    storing = {one.target for one in plan.variants if one.contender.stores}
     fits = []
-    for target in (one for value, one in targets.items() if value in storing):
+    for target in (one for value, one in plan.by_location.items() if value in storing):
         free = target.free_bytes()
         if free == 0:
             raise TargetError(
@@ -262,12 +246,12 @@ def _scaled(
                 "make room"
             )
         fits += [] if free is None else [free // (often.stored * axes.saves + axes.earlier)]
-    rates = measure_rates(variants, axes.subsets, targets, ceiling=ceiling)
+    rates = measure_rates(plan)
     seconds = (often.is_sustained and often.max_s) or DEFAULT_SECONDS
-    affordable = rates.affordable_bytes(seconds, often.times)
     if often.max_bytes is not None:
         fits.append(int(often.max_bytes / (often.times * max(rates.saved, 1))))
-    return full.scaled(min(affordable, full_bytes, *fits), rank)
+    affordable = rates.affordable_bytes(seconds, often.times)
+    return full.scaled(min(affordable, plan.full_bytes, *fits), plan.rank)
 
 
 def plan_lines(plan: Plan) -> Iterator[str]:
@@ -360,8 +344,7 @@ def _axis_lines(plan: Plan) -> Iterator[str]:
 
 def expected_line(plan: Plan) -> str:
     """Return a line with the expected duration, from short probes of the plan's writers."""
-    variants, often, ceiling = plan.variants_with_twins, plan.repeat, bool(plan.ceiling_targets)
-    rates = measure_rates(variants, plan.axes.subsets, plan.by_location, ceiling=ceiling)
+    often, rates = plan.repeat, measure_rates(plan)
     probed = f"probed at {format_rate(rates.save_bytes_per_s)}"
     if often.is_sustained and often.max_s is not None:
         once_s = rates.run_s(plan.size_bytes, 1)

@@ -13,7 +13,7 @@ import pytest
 
 from iobench.bench import plan as module
 from iobench.bench import planning
-from iobench.bench.axes import Axes, Variant
+from iobench.bench.axes import Axes
 from iobench.bench.choose import choose
 from iobench.bench.contenders.base import Contender
 from iobench.bench.data.replay import Replay
@@ -124,7 +124,7 @@ def test_null_needs_no_space(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> Non
     without = dataclasses.replace(plan, contenders=chosen("null"))
     without.check()
     assert expected_line(without).startswith("expected  about ")
-    monkeypatch.setattr(planning, "measure_rates", lambda *_, **__: RATES)
+    monkeypatch.setattr(planning, "measure_rates", lambda _: RATES)
     assert make_tiny_plan(plan.targets[0].location).size_bytes > 0
 
 
@@ -211,7 +211,7 @@ def test_the_default_size_takes_two_minutes(
     """Without a size, the workload is scaled to the bytes that the probed rates move in the
     time."""
     space(monkeypatch, 1000 * GIB)
-    monkeypatch.setattr(planning, "measure_rates", lambda *_, **__: RATES)
+    monkeypatch.setattr(planning, "measure_rates", lambda _: RATES)
     plan = make_tiny_plan(tmp_path, repeat=5)
     expected_s = RATES.run_s(plan.size_bytes, 5)
     assert 0.6 * DEFAULT_SECONDS < expected_s <= DEFAULT_SECONDS  # in steps of a layer
@@ -239,22 +239,21 @@ def test_rests_take_at_most_half_of_the_time() -> None:
 def test_the_default_size_fits_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a small disk the free space limits it."""
     space(monkeypatch, 3 * GIB)
-    monkeypatch.setattr(planning, "measure_rates", lambda *_, **__: RATES)
+    monkeypatch.setattr(planning, "measure_rates", lambda _: RATES)
     plan = make_tiny_plan(tmp_path, writers="buffered", repeat=1)
     assert plan.size_bytes <= DirectoryTarget(path=tmp_path).free_bytes() < 3 * GIB
 
 
-def test_seconds_per_byte(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_seconds_per_byte(monkeypatch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Each writer saves and restores once per repetition; each fio job is as fast as the fastest
     writer."""
     probed = [(1.0 * GIB, 4.0 * GIB), (2.0 * GIB, 2.0 * GIB)]
     monkeypatch.setattr(planning, "_probe", lambda *_: probed)
-    variants = [Variant(contender=one) for one in chosen("buffered,uncached")]
-    targets = {None: DirectoryTarget(path=tmp_path)}
-    without = measure_rates(variants, (None,), targets, ceiling=False)
+    plan = replace(plan, contenders=chosen("buffered,uncached"))
+    without = measure_rates(replace(plan, ceiling=False))
     assert without.s_per_byte * GIB == pytest.approx(1 + 0.5 + 0.25 + 0.5 + 2 * 0.3)
     assert (without.steps, without.saved, without.save_bytes_per_s) == (4, 2, 2 * GIB)
-    jobs = measure_rates(variants, (None,), targets, ceiling=True)
+    jobs = measure_rates(plan)
     assert (jobs.s_per_byte - without.s_per_byte) * GIB == pytest.approx(len(JOBS) * (0.5 + 0.25))
     assert jobs.steps == 4 + 2 * len(JOBS)
 
@@ -276,7 +275,7 @@ def test_probing_leaves_nothing(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> 
 def test_saves_that_follow_each_other(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Their bytes are known before, fio and contenders that only restore take no part. Without a
     size there are about 100 saves, and as many within the bytes."""
-    monkeypatch.setattr(planning, "measure_rates", lambda *_, **__: RATES)
+    monkeypatch.setattr(planning, "measure_rates", lambda _: RATES)
     often = Repeat.sustained("10min", None, "100GiB")
     made = make_tiny_plan(tmp_path, writers="buffered,peer:torch-save", repeat=often)
     assert not made.ceiling_targets

@@ -29,9 +29,6 @@ from .conftest import local_setups
 class _Sizes(Executor):
     """Ranks that all have the same sizes."""
 
-    def __init__(self) -> None:
-        """There are no jobs."""
-
     def ask(self, count: int, what: object, release: Release | None = None) -> list[object]:  # type: ignore[override]  # one reply is enough here
         return [CheckpointSizes(saved=100, restored=(100,))] * count
 

@@ -4,6 +4,7 @@ write."""
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -197,7 +198,7 @@ def test_the_default_size_fits_the_smallest_target(
     places: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fast = Rates(steps=4, s_per_byte=4 / GIB, saved=2, save_bytes_per_s=GIB)
-    monkeypatch.setattr("iobench.bench.planning.measure_rates", lambda *_, **__: fast)
+    monkeypatch.setattr("iobench.bench.planning.measure_rates", lambda _: fast)
     _spaces(monkeypatch, a=1000 * GIB, b=2 * GIB)
     assert plan_of(*places, size=None, repeat=1).size_bytes < 2 * GIB
 
@@ -214,9 +215,9 @@ def test_fio_takes_as_long_as_each_target_needs(
     monkeypatch.setattr(
         planning, "_probe", lambda some, target: [probed[target.path.name] for _ in some]
     )
+    monkeypatch.setattr("iobench.bench.plan.fio_version", lambda: "3.33")
     without, with_fio = (
-        planning.measure_rates(plan.variants, (None,), plan.by_location, ceiling=ceiling)
-        for ceiling in (False, True)
+        planning.measure_rates(replace(plan, ceiling=ceiling)) for ceiling in (False, True)
     )
     fio_s = with_fio.s_per_byte - without.s_per_byte
     assert fio_s == pytest.approx(len(JOBS) * (1 / 4 + 1 / 2 + 2 + 4))
