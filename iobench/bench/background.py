@@ -37,7 +37,18 @@ class Restores:
         """Return what was restored from `began_s` of time.perf_counter on, for `elapsed_s`."""
         (one,) = self.ended
         if isinstance(one, JobError):
-            return BackgroundRestores(writer=self.writer, error=str(one))
+            return BackgroundRestores(
+                writer=self.writer,
+                restores=0,
+                bytes=0,
+                lead_s=0.0,
+                lag_s=0.0,
+                reading_s=0.0,
+                resident_fraction=0.0,
+                from_storage=None,
+                mismatches=0,
+                error=str(one),
+            )
         until_s = began_s + elapsed_s
         inside_s = [max(0.0, min(end, until_s) - max(begin, began_s)) for begin, end in one.spans]
         parts = [

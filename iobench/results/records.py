@@ -47,10 +47,10 @@ class DeviceCounts:
     `process_*`: `read_bytes` and `write_bytes` of /proc/self/io.
     """
 
-    read_bytes: int | None = None
-    write_bytes: int | None = None
-    process_read_bytes: int | None = None
-    process_write_bytes: int | None = None
+    read_bytes: int | None
+    write_bytes: int | None
+    process_read_bytes: int | None
+    process_write_bytes: int | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,14 +140,14 @@ class BackgroundRestores:
     """
 
     writer: str
-    restores: int = 0
-    bytes: int = 0
-    lead_s: float = 0.0
-    lag_s: float = 0.0
-    reading_s: float = 0.0
-    resident_fraction: float = 0.0
-    from_storage: float | None = None
-    mismatches: int = 0
+    restores: int
+    bytes: int
+    lead_s: float
+    lag_s: float
+    reading_s: float
+    resident_fraction: float
+    from_storage: float | None
+    mismatches: int
     error: str = ""
 
 

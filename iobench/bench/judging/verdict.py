@@ -436,7 +436,9 @@ def _unreached(sample: Sample) -> tuple[Reason | None, list[Reason]]:
 
 
 def _counts(sample: Sample) -> dict[str, int | None]:
-    device = sample.device or DeviceCounts()
+    device = sample.device or DeviceCounts(
+        read_bytes=None, write_bytes=None, process_read_bytes=None, process_write_bytes=None
+    )
     if sample.operation == "save":
         return {"device": device.write_bytes, "process": device.process_write_bytes}
     return {"device": device.read_bytes, "process": device.process_read_bytes}

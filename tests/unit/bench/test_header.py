@@ -30,6 +30,7 @@ class Members(Executor):
     """Several jobs in this process."""
 
     def __init__(self, plan: Plan) -> None:
+        super().__init__()
         self.jobs = [
             Job(contenders=plan.contenders, files=files, pool_bytes=16 * MIB, seed=1)
             for files in plan.files_of_jobs
