@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -70,7 +70,7 @@ class _Own(NamedTuple):
 
 @dataclass(kw_only=True)
 class Committer:
-    """Commits checkpoints of all ranks on `hosts` through `writer`.
+    """Commits checkpoints of all ranks of `control` through `writer`.
 
     `ledger` and `place` are those of rank 0; `place` chooses where a save goes. Background saves
     write no faster than `rate_bytes_per_s`.
@@ -82,8 +82,6 @@ class Committer:
     ledger: Ledger | None
     place: Callable[[Save, Content], Place] | None
     rate_bytes_per_s: int | None = None
-    deadline_s: float = 0.0
-    hosts: Sequence[str] = ("",)
     tier: Tier | None = None
     offering: Callable[[Order, Save], AbstractContextManager[PartOffer]] | None = None
     participant: SaveParticipant | None = None
@@ -123,7 +121,7 @@ class Committer:
     def announced(self) -> Order:
         """Wait until rank 0 has announced its next save. For the other ranks; it begins nothing."""
         if self._order is None:
-            found = self.control.broadcast(_NEXT, deadline_s=self.deadline_s)
+            found = self.control.broadcast(_NEXT)
             self._order = Order(**found)
         return self._order
 
@@ -168,7 +166,7 @@ class Committer:
                     limit_s=place.limit_s,
                 )
                 announced = True
-                self.control.broadcast(_NEXT, order.to_json(), deadline_s=self.deadline_s)
+                self.control.broadcast(_NEXT, order.to_json())
                 own = self._part(job, order)
                 votes = self._votes(own, order)
                 assert own.written is not None
@@ -218,7 +216,7 @@ class Committer:
 
     def _end(self, order: Order, ending: Ending) -> None:
         result = {**ending._asdict(), "failed": dict(ending.failed)}
-        self.control.broadcast(_commit_phase(order.step), result, deadline_s=self.deadline_s)
+        self.control.broadcast(_commit_phase(order.step), result)
 
     def _conclude(
         self, order: Order, failure: BaseException | None, *, announced: bool = True
@@ -229,7 +227,7 @@ class Committer:
         failed = _failed(failure)
         if not announced:
             order = order._replace(failed=failed)
-            self.control.broadcast(_NEXT, order.to_json(), deadline_s=self.deadline_s)
+            self.control.broadcast(_NEXT, order.to_json())
             raise self._error(_BEGIN, failed) from failure
         self._end(order, Ending(failed))
         if isinstance(failure, Exception):
@@ -248,7 +246,7 @@ class Committer:
             self.tier.probe(job.target, part)
         except IobenchError as error:
             failed = shown(error)
-        every = self.control.gather("probe", [len(part), failed], deadline_s=self.deadline_s)
+        every = self.control.gather("probe", [len(part), failed])
         if self.ledger is not None:
             ok = not any(wrong for _, wrong in every)
             size = sum(count for count, _ in every)
@@ -258,7 +256,8 @@ class Committer:
         """Return the error of a save that failed in these ranks."""
         ranks = sorted(map(int, failed))
         texts = [
-            f"rank {one} (host {self.hosts[one]}), {phase}: {failed[str(one)]}" for one in ranks
+            f"rank {one} (host {self.control.hosts[one]}), {phase}: {failed[str(one)]}"
+            for one in ranks
         ]
         return RankError("; ".join(texts), ranks=ranks)
 
@@ -272,7 +271,7 @@ class Committer:
         own = self._part(job, order)
         self._cast(order, own.vote)
         phase = _commit_phase(order.step)
-        ending = Ending(**self.control.broadcast(phase, deadline_s=self.deadline_s))
+        ending = Ending(**self.control.broadcast(phase))
         if ending.failed:
             error = self._error(phase, ending.failed)
             self._discard(order, error)
@@ -304,7 +303,7 @@ class Committer:
     def _cast(self, order: Order, vote: dict[str, Any]) -> list[dict[str, Any]]:
         """Vote. Return the votes of all ranks in rank 0."""
         phase = f"vote on step {order.step}"
-        return self.control.gather(phase, vote, deadline_s=self.deadline_s)
+        return self.control.gather(phase, vote)
 
     def _part(self, job: _Job, order: Order) -> _Own:
         """Write the files of this rank."""

@@ -178,16 +178,13 @@ class PieceReader:
         return every
 
     def _tell(self, phase: str, value: dict[str, Any]) -> list[Any]:
-        reader = self._reader
-        return reader.control.all_gather(phase, value, deadline_s=reader.deadline_s)
+        return self._reader.control.all_gather(phase, value)
 
 
 @contextmanager
 def piece_reader(
     control: Control,
     mode: RestoreMode,
-    *,
-    deadline_s: float,
     held: Callable[[], HeldFiles | None] = lambda: None,
 ) -> Iterator[Callable[[], PieceReader]]:
     """Provide what makes the reader of one checkpoint, by a restore mode.
@@ -199,7 +196,7 @@ def piece_reader(
         yield PieceReader
         return
     with Transport(control) as transport:
-        reader = Reader(transport, mode, deadline_s=deadline_s)
+        reader = Reader(transport, mode)
         yield lambda: PieceReader(reader, held())
 
 

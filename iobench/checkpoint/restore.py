@@ -24,7 +24,7 @@ from iobench.errors import (
     TransferError,
     UsageError,
 )
-from iobench.ranks.together import ALONE, JobRanks
+from iobench.ranks.control import ALONE, Control
 from iobench.writers.base import CopyReader, StoredReader, Writer
 from iobench.writers.config import writer_of
 from iobench.writers.transfer import Transfer
@@ -164,7 +164,7 @@ def restore(
     on_corrupt: OnCorrupt = "raise",
     like: Any = None,
     offload: Callable[[Manifest], None] | None = None,
-    ranks: JobRanks = ALONE,
+    ranks: Control = ALONE,
     reader: Callable[[], PieceReader] = PieceReader,
 ) -> tuple[Any, Loaded]:
     """Return the state of the checkpoint `step`, or of the newest one, and how it was restored.
@@ -316,7 +316,7 @@ def _from_copy(
     read: Callable[..., tuple[Any, Transfer]],
     new_reader: Callable[[], PieceReader],
     offload: Callable[[Manifest], None] | None,
-    ranks: JobRanks,
+    ranks: Control,
 ) -> _Outcome:
     """Restore a checkpoint from its nearest copy, in all ranks or in none."""
 

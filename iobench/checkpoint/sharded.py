@@ -23,7 +23,6 @@ from iobench.formats.tensor_slices import GAP_BYTES, CutPart, Span, rows_of, spa
 from iobench.formats.tensors import dtype_name
 from iobench.ranks.control import Control, shared_control
 from iobench.ranks.restore_plan import RestoreMode, check_restore_mode
-from iobench.ranks.together import together
 from iobench.ranks.world import AnyWorld, World
 from iobench.text import parse_json
 from iobench.writers.base import StoredReader, Writer
@@ -50,23 +49,21 @@ def load_sharded(
     check_restore_mode(restore_mode)
     alone = restore_mode == "all"
     whole = Control(World.single()) if alone else shared_control(World.of(world))
-    control = whole.sub("load_sharded")
+    control = whole.sub("load_sharded", deadline_s=deadline_s)
 
     def prepare() -> ShardedLoad:
         home, names = _files(location, writer)
         return ShardedLoad(home, names, like, writer)
 
-    load, found = together(
-        control, f"headers of {location}", prepare, ShardedLoad.digest, deadline_s=deadline_s
-    )
+    load, found = control.together(f"headers of {location}", prepare, ShardedLoad.digest)
     if len(set(found)) > 1:
         raise DataMismatchError(f"{location}: the ranks see different files")
     if control.world.size == 1:
         transfer = load.read_alone()
     else:
-        with piece_reader(control, restore_mode, deadline_s=deadline_s) as reader:
+        with piece_reader(control, restore_mode) as reader:
             transfer = load.read(reader())
-    together(control, f"parts of {location}", load.check_unchanged, deadline_s=deadline_s)
+    control.together(f"parts of {location}", load.check_unchanged)
     return load.tensors(), transfer
 
 

@@ -41,7 +41,7 @@ from iobench.formats import safetensors
 from iobench.formats.collector import collector_paused
 from iobench.formats.safetensors_runs import Kind, runs_of
 from iobench.formats.tensors import dtype_name, tensor_from_bytes, torch_dtype
-from iobench.ranks.together import JobRanks, distinct
+from iobench.ranks.control import Control
 from iobench.units import MIB
 from iobench.writers.base import CopyReader
 from iobench.writers.image import Bytes
@@ -318,13 +318,13 @@ def _part_of(full: torch.Tensor, sharded: Any) -> Any:
     return sharded_like(sharded, local)
 
 
-def paths_elsewhere(ranks: JobRanks, like: Any) -> frozenset[StatePath]:
+def paths_elsewhere(ranks: Control, like: Any) -> frozenset[StatePath]:
     """Return the paths of the tensors that only the `like` of other ranks has. A call of all."""
 
     def own() -> list[StatePath]:
         return [] if like is None else sorted((path for path, _ in tensors_of(like)), key=str)
 
-    every = distinct(ranks.trainer, "keys of like", own, deadline_s=ranks.deadline_s)
+    every = ranks.distinct("keys of like", own)
     paths = [frozenset(map(tuple, one)) for one in every]
     return frozenset().union(*paths) - paths[ranks.world.rank]
 

@@ -24,8 +24,8 @@ from iobench.checkpointer.opening import CheckpointerOptions, Opening, WhenFull
 from iobench.checkpointer.restoring import Stateful, check_resumable, expected_of, resume_into
 from iobench.checkpointer.saving import Saving
 from iobench.errors import OptionError, UsageError
+from iobench.ranks.control import checkpointer_control
 from iobench.ranks.restore_plan import RestoreMode, check_restore_mode
-from iobench.ranks.together import JobRanks
 from iobench.ranks.world import AnyWorld
 from iobench.replicas.partner import Partner
 from iobench.writers.base import Writer
@@ -123,7 +123,7 @@ class Checkpointer:
         del given["self"]
         options = CheckpointerOptions(**given)
         self._schedule, self._pid = schedule, os.getpid()
-        self._ranks = JobRanks.of(options.own_world, location, float(deadline_s))
+        self._ranks = checkpointer_control(options.own_world, location, float(deadline_s))
         opened = Opening(options, self._ranks)
         opened.open()
         self._store, self._tier, self._memory = opened.store, opened.tier, opened.memory
@@ -392,7 +392,7 @@ class Checkpointer:
                 self._tier.drain.wait(failing=True)
         left = len(failures)
         with _noting(failures):
-            self._ranks.trainer.barrier("close", deadline_s=self._ranks.deadline_s)
+            self._ranks.barrier("close")
         if self._exports is not None:  # after the barrier: the other ranks need not wait
             self._exports.finish()
         try:
@@ -421,7 +421,7 @@ class Checkpointer:
             # The other ranks may wait for this one elsewhere, and never come to `close`.
             self._saving.finish_copy()
             self._persister.wait()
-            self._ranks.trainer.fail(error)
+            self._ranks.fail(error)
         try:
             self.close()
         except Exception as failure:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import NoneType
@@ -25,7 +25,7 @@ from iobench.checkpoint.slots import SlotPool
 from iobench.checkpoint.store import CheckpointStore, store_at
 from iobench.checkpointer.restoring import Restoring
 from iobench.errors import OptionError, UsageError
-from iobench.ranks.together import JobRanks
+from iobench.ranks.control import Control
 from iobench.ranks.world import AnyWorld, World
 from iobench.replicas.partner import Partner
 from iobench.units import parse_size
@@ -190,7 +190,7 @@ class Opening:
     """The parts of a Checkpointer, after `open`; `ledger` is that of rank 0."""
 
     options: CheckpointerOptions
-    ranks: JobRanks
+    ranks: Control
     store: CheckpointStore = field(init=False)
     tier: LocalTier | None = field(default=None, init=False)
     ledger: Ledger | None = field(default=None, init=False)
@@ -226,13 +226,12 @@ class Opening:
             ranks.agreed(f"opening {location}", partial(self._lead, keep))
             if ranks.many:
                 ranks.agreed(f"looking at {location}", lambda: writer.require(location))
-            places = ranks.agreed("hosts", lambda: [ranks.world.host, ranks.world.node])
             if options.replicate is not None and ranks.many:
                 from iobench.replicas.replicator import Replicator
 
-                self.replicator = Replicator(options.replicate, ranks.trainer, str(self.store))
+                self.replicator = Replicator(options.replicate, ranks, str(self.store))
                 self.restoring.replicator = self.replicator
-            self.committer = self._new_committer(places)
+            self.committer = self._new_committer()
             self.persister = self._new_persister(users)
         except BaseException:
             if self.replicator is not None:
@@ -251,10 +250,7 @@ class Opening:
             raise OptionError(f"{location}: with tiers, checkpoints are saved to a directory first")
         from iobench.remote.local_tier import LocalTier  # here: it takes time to import
 
-        ranks = self.ranks
-        if ranks.many:
-            ranks = replace(ranks, background=ranks.trainer.sub("drain", aside=True))
-        self.tier = LocalTier(Path(location), remote, ranks)
+        self.tier = LocalTier(Path(location), remote, self.ranks)
         return self.tier
 
     def _snapshots(self, memories: Sequence[Memory]) -> SnapshotMemory:
@@ -275,9 +271,9 @@ class Opening:
         self.ledger = self.restoring.ledger = Ledger(self.store, keep)
         self.restoring.begin()
 
-    def _new_committer(self, places: list[Any]) -> Committer:
-        """Return what commits checkpoints; `places` are the hosts and nodes of the ranks."""
-        ranks, hosts = self.ranks, [host for host, _ in places]
+    def _new_committer(self) -> Committer:
+        """Return what commits checkpoints."""
+        ranks = self.ranks
         self.contents = Serializer()
         form: Any = SafetensorsFormat(participant=self.options.participant)
         if ranks.many:
@@ -287,20 +283,18 @@ class Opening:
 
             planner = partial(
                 CutPlanner,
-                nodes=[node for _, node in places],
+                nodes=ranks.nodes,
                 writers_per_node=self.options.writers_per_node,
             )
             self.contents = Planning(ranks, planner)
-            form = DcpFormat(world=ranks.world, hosts=hosts)
+            form = DcpFormat(world=ranks.world, hosts=ranks.hosts)
         return Committer(
-            control=ranks.background,
+            control=ranks.sub("persister"),
             format=form,
             writer=self.options.own_writer,
             ledger=self.ledger,
             place=None if self.ledger is None else self._chooser(self.ledger),
             rate_bytes_per_s=self.options.rate_bytes_per_s,
-            deadline_s=ranks.deadline_s,
-            hosts=hosts,
             tier=self.tier,
             offering=None if self.replicator is None else self.replicator.offering,
             participant=self.options.participant,

@@ -27,8 +27,8 @@ from iobench.checkpoint.restore import (
 from iobench.checkpoint.retention import by_age
 from iobench.checkpoint.store import CheckpointStore
 from iobench.errors import StateMismatchError, UsageError
+from iobench.ranks.control import Control
 from iobench.ranks.restore_plan import RestoreMode
-from iobench.ranks.together import JobRanks
 from iobench.remote.local_tier import LocalTier
 from iobench.remote.memory_pool import MemorySlot
 from iobench.remote.snapshot_memory import MemoryCandidates, SnapshotMemory
@@ -46,7 +46,7 @@ class Restoring:
     `tier` is the store with copies in a remote tier, and `memory` has snapshots that were written.
     """
 
-    ranks: JobRanks
+    ranks: Control
     store: CheckpointStore
     writer: Writer
     ledger: Ledger | None = None
@@ -200,7 +200,7 @@ class Restoring:
                     return HeldFiles(images, {data_file(r): [r] for r in range(ranks.world.size)})
             return replicas.held()
 
-        with piece_reader(ranks.trainer, mode, deadline_s=ranks.deadline_s, held=held) as reader:
+        with piece_reader(ranks, mode, held) as reader:
             state, loaded = restore(
                 replicas if memory is None else snapshots,
                 step,

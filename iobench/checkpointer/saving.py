@@ -17,7 +17,7 @@ from iobench.checkpoint.place import SaveParticipant
 from iobench.checkpoint.save import Save, SaveEvents
 from iobench.checkpoint.snapshot import LazyCopy, copy_into
 from iobench.errors import RankError, UsageError
-from iobench.ranks.together import JobRanks, begin_together
+from iobench.ranks.control import Control
 from iobench.remote.local_tier import LocalTier
 from iobench.remote.snapshot_memory import SnapshotMemory
 from iobench.writers.blocks.channel import Channel, Lease, LeaseState, OnFull
@@ -41,7 +41,7 @@ class Saving:
     in rank 0 before it claims the step.
     """
 
-    ranks: JobRanks
+    ranks: Control
     contents: Contents
     committer: Committer
     persister: Persister
@@ -166,10 +166,7 @@ class Saving:
                 self.memory.began(save)
             return local
 
-        phase, ranks = f"save of step {step}", self.ranks
-        local, answer = begin_together(
-            ranks.trainer, phase, look, self._facts, deadline_s=ranks.deadline_s
-        )
+        local, answer = self.ranks.begin_together(f"save of step {step}", look, self._facts)
         return _Asked(save, local, answer)
 
     def _facts(self, local: Any) -> dict[str, Any]:

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from functools import partial
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
@@ -35,7 +34,6 @@ from iobench.exports.reading import bytes_of, check_fits, checksums_of, read_ten
 from iobench.exports.source import ExportSource
 from iobench.exports.staged_directory import StagedDirectory
 from iobench.ranks.control import Control, shared_control
-from iobench.ranks.together import together
 from iobench.ranks.world import AnyWorld, World
 from iobench.units import MIB, parse_size
 from iobench.verification.dcp import DATA, METADATA
@@ -135,7 +133,9 @@ def export(
         progress=progress,
     )
     found = World.of(world)
-    control = shared_control(found, Path(os.path.abspath(out)).parent).sub("export")
+    control = shared_control(found, Path(os.path.abspath(out)).parent).sub(
+        "export", deadline_s=_DEADLINE_S
+    )
     try:
         return made.run(control)
     except BaseException as error:
@@ -191,7 +191,7 @@ class Export:
     def run(self, control: Control) -> ExportReport:
         """Write all files in all ranks. Returns the same report in each."""
         began_s = time.perf_counter()
-        rank, step = control.world.rank, partial(together, control, deadline_s=_DEADLINE_S)
+        rank, step = control.world.rank, control.together
 
         def first(work: Callable[[], Any]) -> Callable[[], Any]:
             return work if rank == 0 else lambda: None

@@ -3,10 +3,11 @@
     control = Control.connect(World.detect())
     steps = control.all_gather("steps", ckpt.steps(), deadline_s=60)
 
-Values are JSON. Each call has a deadline. When a rank ends, fails, is silent or comes too late,
-every waiting rank gets a RankError at once that names this rank, its host and its phase; afterwards
-all calls raise it. Only an `error` that a rank passes to a call leaves the others usable. Ctrl-C
-in a call ends the job: this rank would not know what the others have agreed on.
+Values are JSON. Each call has a deadline, its own one or that of the Control. When a rank ends,
+fails, is silent or comes too late, every waiting rank gets a RankError at once that names this
+rank, its host and its phase; afterwards all calls raise it. Only an `error` that a rank passes to a
+call leaves the others usable. Ctrl-C in a call ends the job: this rank would not know what the
+others have agreed on.
 
 When a call returns, the other ranks need this process no more to return from it. So any rank may
 end at once after the last call; only after `begin` that is not acknowledged rank 0 must make
@@ -15,9 +16,10 @@ another call.
 
 from __future__ import annotations
 
-import contextlib
+import hashlib
 import itertools
 import json
+import math
 import os
 import socket
 import sys
@@ -28,15 +30,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, cast
 
 from iobench.errors import RankError, UsageError
 from iobench.ranks import calls
+from iobench.ranks.calls import Member
 from iobench.ranks.hub import Hub
 from iobench.ranks.rendezvous import Interface, Meeting, meet
-from iobench.ranks.wire import Wire, introduce, sendable
+from iobench.ranks.wire import sendable
 from iobench.ranks.world import OWN, World
 from iobench.units import parse_seconds
+from iobench.writers.s3_store.target import is_s3
 
 LOST_AFTER_S = 300.0
 """Silence after which a rank is lost. The variable IOBENCH_LOST_AFTER gives another time.
@@ -47,6 +51,9 @@ debugger, a frozen control group or the move of a virtual machine stops a rank.
 
 CONNECT_S = 300.0
 """How long the ranks may take to start. The variable IOBENCH_CONNECT gives another time."""
+
+DEADLINE_S = 3600.0
+"""Of the calls of a Control without another deadline."""
 
 _CONNECT, _LOST_AFTER = "IOBENCH_CONNECT", "IOBENCH_LOST_AFTER"
 _PATIENCE_S = 5.0
@@ -64,170 +71,9 @@ _RETRY_S = 0.05
 _INTERRUPTED = 130  # the exit code after Ctrl-C
 _PINGS = 20
 _MOST_SHOWN = 20
-_GREETING_S = 30.0
 _FOREVER_S = 1e9  # JSON has no infinity
 
-K = TypeVar("K")
 T = TypeVar("T")
-
-
-class Member:
-    """Sends the calls of this rank, and hands the hub's answers to the threads that wait for them.
-
-    A thread receives; another sends a sign of life. `RankError` is raised by every call after a
-    rank was lost, and names it. The constructor raises ConnectionError for another job.
-    """
-
-    def __init__(
-        self, connection: socket.socket, *, rank: int, token: str, host: str, lost_after_s: float
-    ) -> None:
-        self._wire = Wire(connection, "rank 0", min(_GREETING_S, lost_after_s))
-        self._rank, self._lost_after_s = rank, lost_after_s
-        self._pid = os.getpid()
-        self._sending = threading.Lock()
-        self._changed = threading.Condition()
-        self._answers: dict[calls.Key, tuple[calls.CallAnswer, bytearray]] = {}
-        self._pongs: dict[int, tuple[float, float]] = {}
-        self._broken: RankError | None = None
-        self._closed = False
-        self._heard_s = time.monotonic()
-        self._phase = "connect"
-        hub = introduce(self._wire, token.encode(), calls.PURPOSE, rank=rank, host=host)
-        self._hub_host = hub.host
-        self._wire.limit(None, send_s=lost_after_s)
-        for name, work in (("receive", self._receive), ("alive", self._beat)):
-            threading.Thread(target=work, name=f"iobench-{name}", daemon=True).start()
-
-    def begin(
-        self, call: calls.Call, value: bytes
-    ) -> Callable[[], tuple[calls.CallAnswer, bytearray]]:
-        """Send a call with the JSON of what this rank gives. Raises RankError.
-
-        Return a function that waits for the hub's answer and returns it with the JSON of what the
-        ranks gave.
-        """
-        self.check()
-        if not call.aside:
-            self._phase = call.phase
-        self._send(call, value)
-        return partial(self._wait, self._answers, call.key)
-
-    def _wait(self, answers: dict[K, T], key: K) -> T:
-        """Wait for the hub, which keeps the deadlines; `_beat` notices when it is silent."""
-        with self._changed:
-            while key not in answers:
-                self.check()
-                self._changed.wait()
-            return answers.pop(key)
-
-    def ping(self, number: int) -> tuple[float, float, float]:
-        """Return the monotonic times before, at the hub and after. Raises RankError."""
-        self.check()
-        sent_s = time.monotonic()
-        self._send(calls.Ping(number))
-        return sent_s, *self._wait(self._pongs, number)
-
-    @property
-    def broken(self) -> bool:
-        """Whether a rank was lost."""
-        return self._broken is not None
-
-    def fail(self, error: str, exit_code: int = RankError.exit_code) -> None:
-        """Tell the other ranks that this one cannot go on."""
-        with contextlib.suppress(RankError):
-            self._send(calls.Fail(sendable(error), exit_code))
-
-    def close(self) -> None:
-        """Say that this rank needs the others no more, and close the connection."""
-        with self._changed:
-            if self._closed:
-                return
-            self._closed = True
-        if os.getpid() == self._pid:
-            with contextlib.suppress(RankError):
-                self._send(calls.Close())
-            self._wire.end()
-        self._wire.close()
-
-    def check(self) -> None:
-        """Raise RankError if a rank was lost, and UsageError after `close`."""
-        if os.getpid() != self._pid:
-            raise UsageError("the connection to the other ranks does not work in a forked child")
-        if self._broken:
-            broken = self._broken
-            raise RankError(*broken.args, ranks=broken.ranks, exit_code=broken.exit_code)
-        if self._closed:
-            raise UsageError("the connection to the other ranks is closed")
-
-    def _send(self, message: calls.FromRank, value: bytes = b"") -> None:
-        try:
-            with self._sending:
-                self._wire.send(message, value)
-        except OSError as error:
-            with self._changed:
-                if self._broken is None:
-                    self._break_hub(f"cannot be reached: {error}")
-                self.check()
-
-    def _receive(self) -> None:
-        try:
-            while True:
-                message, length = self._wire.receive(calls.FromHub)
-                values = self._wire.take(length)
-                self._heard_s = time.monotonic()
-                if isinstance(message, calls.CallAnswer) and message.acknowledge and self._rank:
-                    with contextlib.suppress(RankError, UsageError):
-                        self._send(calls.Acknowledge(message.key))
-                # After that: this process may end as soon as a call returns.
-                self._take(message, values)
-        except OSError:
-            with self._changed:
-                if not self._closed and self._broken is None:
-                    self._break_hub("ended")
-                self._changed.notify_all()
-            self._wire.end()
-
-    def _take(self, message: calls.FromHub, values: bytearray) -> None:
-        with self._changed:
-            match message:
-                case calls.CallAnswer():
-                    self._answers[message.key] = message, values
-                case calls.Pong():
-                    self._pongs[message.number] = message.at_s, self._heard_s
-                case calls.Broken() if self._broken is None:
-                    self._broken = RankError(
-                        message.message, ranks=message.ranks, exit_code=message.exit_code
-                    )
-            self._changed.notify_all()
-
-    def _beat(self) -> None:
-        """Send a sign of life, and notice when none comes back.
-
-        Also while this rank makes no call: it may wait for bytes of another rank.
-        """
-        pause_s = self._lost_after_s / 4
-        now_s = listening_s = time.monotonic()
-        while not self._closed and self._broken is None:
-            try:
-                self._send(calls.Ping(calls.BEAT))
-            except (RankError, UsageError):
-                return
-            with self._changed:
-                self._changed.wait_for(lambda: self._closed or self._broken is not None, pause_s)
-                before_s, now_s = now_s, time.monotonic()
-                if now_s - before_s > self._lost_after_s / 2:  # this process was suspended itself
-                    listening_s = now_s
-                silent_s = now_s - max(self._heard_s, listening_s)
-                if silent_s > self._lost_after_s and not self._closed and self._broken is None:
-                    self._break_hub(f"is silent for {silent_s:.0f} s")
-
-    def _break_hub(self, what: str) -> None:
-        self._broken = RankError(
-            f"rank 0 (host {self._hub_host}) {what}; "
-            f"rank {self._rank} was in phase {self._phase!r}",
-            ranks=[0],
-        )
-        self._changed.notify_all()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -245,7 +91,7 @@ class Control:
     """The calls that all ranks make together, in the same order.
 
     Two threads that make calls at the same time need a `sub` each. `world.size` of 1 needs no
-    connection: every call returns at once.
+    connection: every call returns at once. `hosts` and `nodes` are those of the ranks.
     """
 
     def __init__(
@@ -255,13 +101,24 @@ class Control:
         hub: Hub | None = None,
         interface: Interface | None = None,
         *,
-        name: str = "",
-        aside: bool = False,
+        deadline_s: float = DEADLINE_S,
     ) -> None:
-        self.world, self.interface = world, interface
-        self._member, self._hub, self._name, self._aside = member, hub, name, aside
+        self.world, self.interface, self.deadline_s = world, interface, deadline_s
+        self.hosts, self.nodes = [world.host], [world.node]
+        self._member, self._hub, self._name, self._aside = member, hub, "", False
         self._numbers = itertools.count()
+        self._checkpointers = itertools.count(1)
         self._subs: dict[str, Control] = {}
+
+    @property
+    def leads(self) -> bool:
+        """Whether this is rank 0, which has the lock of a directory and decides."""
+        return self.world.rank == 0
+
+    @property
+    def many(self) -> bool:
+        """Whether there is more than one rank."""
+        return self.world.size > 1
 
     @classmethod
     def connect(
@@ -306,9 +163,12 @@ class Control:
             if hub is not None and deadline_s > _PATIENCE_S:
                 _await_ranks(hub, world.size, deadline_s, patient=patient)
             left_s = max(1.0, until_s - time.monotonic())
-            hosts = control.all_gather("connect", world.host, deadline_s=left_s)
+            places = control.all_gather("connect", [world.host, world.node], deadline_s=left_s)
+            control.hosts = hosts = [host for host, _ in places]
+            control.nodes = [node for _, node in places]
             if not world.placed:
-                control.world = world.on(hosts)
+                control.nodes = list(map(list(dict.fromkeys(hosts)).index, hosts))
+                control.world = world.on(control.nodes)
         except BaseException as error:
             if hub is not None:
                 if isinstance(error, RankError):
@@ -321,20 +181,27 @@ class Control:
             meeting.withdraw()
         return control
 
-    def sub(self, name: str, *, aside: bool = False) -> Control:
+    def sub(self, name: str, *, aside: bool = False, deadline_s: float | None = None) -> Control:
         """Return the control plane for another use, with calls of its own.
 
         With `aside` its phases are not those that errors name: it waits in the background.
         """
         if name not in self._subs:
-            path = f"{self._name}/{name}"
-            self._subs[name] = Control(
-                self.world, self._member, interface=self.interface, name=path, aside=aside
-            )
-        return self._subs[name]
+            made = Control(self.world, self._member, interface=self.interface)
+            made.hosts, made.nodes = self.hosts, self.nodes
+            made._name, made._aside = f"{self._name}/{name}", aside
+            self._subs[name] = made
+        found = self._subs[name]
+        found.deadline_s = self.deadline_s if deadline_s is None else deadline_s
+        return found
 
     def all_gather(
-        self, phase: str, value: Any = None, *, deadline_s: float, error: object = None
+        self,
+        phase: str,
+        value: Any = None,
+        *,
+        deadline_s: float | None = None,
+        error: object = None,
     ) -> list[Any]:
         """Return the values of all ranks, in rank order, in every rank.
 
@@ -345,21 +212,112 @@ class Control:
         """
         return self.begin("all-gather", phase, value, deadline_s=deadline_s, error=error)()
 
-    def gather(self, phase: str, value: Any = None, *, deadline_s: float) -> list[Any]:
+    def gather(
+        self, phase: str, value: Any = None, *, deadline_s: float | None = None
+    ) -> list[Any]:
         """Return the values of all ranks in rank 0, and an empty list in the others."""
         return self.begin("gather", phase, value, deadline_s=deadline_s)()
 
-    def broadcast(self, phase: str, value: Any = None, *, deadline_s: float) -> Any:
+    def broadcast(self, phase: str, value: Any = None, *, deadline_s: float | None = None) -> Any:
         """Return the value of rank 0 in every rank."""
         return self.begin("broadcast", phase, value, deadline_s=deadline_s)()[0]
 
-    def scatter(self, phase: str, values: list[Any] | None = None, *, deadline_s: float) -> Any:
+    def scatter(
+        self, phase: str, values: list[Any] | None = None, *, deadline_s: float | None = None
+    ) -> Any:
         """Return in each rank its own one of the `values` that rank 0 gives, in rank order."""
         return self.begin("scatter", phase, values, deadline_s=deadline_s)()[0]
 
-    def barrier(self, phase: str, *, deadline_s: float, error: object = None) -> None:
+    def barrier(self, phase: str, *, deadline_s: float | None = None, error: object = None) -> None:
         """Return when all ranks have made this call."""
         self.all_gather(phase, deadline_s=deadline_s, error=error)
+
+    def together(
+        self,
+        phase: str,
+        work: Callable[[], T],
+        tell: Callable[[T], Any] | None = None,
+        *,
+        deadline_s: float | None = None,
+        kind: calls.CallKind = "all-gather",
+    ) -> tuple[T, list[Any]]:
+        """Call `work` in every rank. Return its result, and those of all ranks, in rank order.
+
+        `tell` makes JSON of a result for the others; without it the result is JSON itself. With
+        `kind` "gather" only rank 0 gets the list; it is empty in the others. With "scatter" the
+        result of rank 0 is a list, and each rank gets its own item of it, as the only one.
+
+        If either raises, so does this in every rank: the rank's own error where it happened, a
+        RankError that names the rank in the others. The ranks can go on after that.
+        """
+        own, answer = self.begin_together(
+            phase, work, tell, deadline_s=deadline_s, kind=kind, acknowledged=True
+        )
+        return own, answer()
+
+    def begin_together(
+        self,
+        phase: str,
+        work: Callable[[], T],
+        tell: Callable[[T], Any] | None = None,
+        *,
+        deadline_s: float | None = None,
+        kind: calls.CallKind = "all-gather",
+        acknowledged: bool = False,
+    ) -> tuple[T, Callable[[], list[Any]]]:
+        """Like `together`, but return a function that waits for the results of all ranks.
+
+        Call it once. An error of `work` is raised at once, after the other ranks have got it.
+        Unless `acknowledged`, rank 0 does not wait until the others have the values: a trainer
+        waits for this.
+        """
+        own, value, failure = cast(T, None), None, None
+        try:
+            own = work()
+            value = own if tell is None else tell(own)
+        except Exception as error:
+            if not self.many:
+                raise
+            failure = error
+        try:
+            answer = self.begin(
+                kind, phase, value, deadline_s=deadline_s, error=failure, acknowledged=acknowledged
+            )
+            if failure is not None:
+                answer()  # it raises in all ranks
+        except RankError as theirs:
+            if failure is not None:
+                raise failure from theirs
+            raise
+        return own, answer
+
+    def agreed(self, phase: str, work: Callable[[], Any]) -> list[Any]:
+        """Return the results of `work` in all ranks. An error is raised in all of them."""
+        return self.together(phase, work)[1]
+
+    def led(self, phase: str, ask: Callable[[], T]) -> T:
+        """Return in all ranks what `ask` returns in rank 0, as JSON; raise what it raises."""
+        told: list[T] = self.agreed(phase, lambda: ask() if self.leads else None)
+        return told[0]
+
+    def distinct(self, phase: str, work: Callable[[], T]) -> list[T]:
+        """Return the results of `work` in all ranks, in rank order, as JSON. See `together`.
+
+        Equal ones are sent once: the ranks compare hashes first.
+        """
+
+        def digest(value: T) -> str:
+            return hashlib.sha256(calls.json_bytes(value)).hexdigest()
+
+        if not self.many:
+            return [work()]
+        own, digests = self.together(phase, work, digest)
+        first = [digests.index(one) for one in digests]
+        if not any(first):
+            return [own] * len(first)
+        rank = self.world.rank
+        every = self.all_gather(phase, own if first[rank] == rank else None)
+        return [every[one] for one in first]
 
     def fail(self, error: BaseException) -> None:
         """Tell the other ranks that this one cannot go on. Their calls raise RankError."""
@@ -420,7 +378,7 @@ class Control:
         phase: str,
         value: Any,
         *,
-        deadline_s: float,
+        deadline_s: float | None = None,
         error: object = None,
         acknowledged: bool = True,
     ) -> Callable[[], list[Any]]:
@@ -436,7 +394,7 @@ class Control:
             key=(self._name, next(self._numbers)),
             kind=kind,
             phase=sendable(phase),
-            deadline_s=min(deadline_s, _FOREVER_S),
+            deadline_s=min(self.deadline_s if deadline_s is None else deadline_s, _FOREVER_S),
             aside=self._aside,
             error=None if error is None else sendable(str(error)),
             acknowledged=acknowledged,
@@ -560,3 +518,14 @@ def shared_control(world: World, directory: Path | None = None) -> Control:
                 raise UsageError(f"this process is {_shared.world} of another job already")
             _shared = Control.connect(world, directory=directory)
         return _shared
+
+
+def checkpointer_control(world: World, location: str | Path, deadline_s: float) -> Control:
+    """Connect the ranks of `world`, each of which makes a Checkpointer of `location` now."""
+    shared = shared_control(world, None if is_s3(location) else Path(location))
+    # All ranks make their Checkpointers in the same order.
+    return shared.sub(f"checkpointer {next(shared._checkpointers)}", deadline_s=deadline_s)
+
+
+ALONE = Control(World.single(), deadline_s=math.inf)
+"""This process only: no call asks another one."""

@@ -40,7 +40,6 @@ from iobench.ranks.restore_plan import (
     plan,
     shared,
 )
-from iobench.ranks.together import distinct
 from iobench.ranks.wire import Hello, Listener, Message, Welcome, Wire, introduce
 from iobench.units import KIB, MIB
 from iobench.writers.base import CopyReader
@@ -77,8 +76,6 @@ class Transport:
         """Listen, and exchange the addresses. Raises RankError."""
         self._control, self._world = control.sub("transport"), control.world
         self._changed = threading.Condition()
-        self.nodes: list[int] = [self._world.node]
-        """The node of each rank."""
         self._listener: Listener | None = None
         self._open()
 
@@ -93,10 +90,9 @@ class Transport:
         server = socket.create_server((interface.address, 0), backlog=_ROOM)
         port = server.getsockname()[1]
         token = secrets.token_hex(16) if self._world.rank == 0 else ""  # that of rank 0 counts
-        own = [(interface.address, port, self._world.host), self._world.node, token]
+        own = [interface.address, port, token]
         found = self._control.all_gather("addresses", own, deadline_s=_CONNECT_S)
-        self._addresses: list[tuple[str, int, str]] = [address for address, *_ in found]
-        self.nodes = [node for _, node, _ in found]
+        self._addresses: list[tuple[str, int]] = [(host, port) for host, port, _ in found]
         self._token = found[0][-1].encode()
         self._listener = Listener(
             server,
@@ -115,13 +111,13 @@ class Transport:
     def outgoing(self, rank: int) -> Wire:
         """Return the connection on which this rank sends to `rank`. Raises RankError."""
         if rank not in self._outgoing:
-            host, port, name = self._addresses[rank]
+            address = self._addresses[rank]
             try:
-                connection = socket.create_connection((host, port), timeout=_GREETING_S)
+                connection = socket.create_connection(address, timeout=_GREETING_S)
             except OSError as error:
                 self._control.check()
                 raise RankError(
-                    f"rank {rank} (host {name}) cannot be reached at {host}:{port}: {error}",
+                    "{} cannot be reached at {}:{}: {}".format(self._named(rank), *address, error),
                     ranks=[rank],
                 ) from error
             wire = Wire(connection, "", _GREETING_S)
@@ -149,8 +145,7 @@ class Transport:
                     raise RankError(f"rank {rank}: all connections were cut", ranks=[rank])
                 if time.monotonic() > until_s:
                     raise RankError(
-                        f"rank {rank} (host {self._addresses[rank][2]}) did not connect within "
-                        f"{_CONNECT_S:g} s",
+                        f"{self._named(rank)} did not connect within {_CONNECT_S:g} s",
                         ranks=[rank],
                     )
                 self._changed.wait(_LOOK_S)
@@ -187,9 +182,12 @@ class Transport:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _named(self, rank: int) -> str:
+        return f"rank {rank} (host {self._control.hosts[rank]})"
+
     def _name(self, wire: Wire, rank: int, limit_s: float) -> None:
         """Let the errors of `wire` name the rank at its other end."""
-        wire.other = f"rank {rank} (host {self._addresses[rank][2]})"
+        wire.other = self._named(rank)
         wire.failure = partial(RankError, ranks=[rank])
         wire.limit(limit_s, self._control.check)
 
@@ -427,13 +425,10 @@ class Reader:
         self,
         transport: Transport,
         mode: RestoreMode = "auto",
-        *,
-        deadline_s: float = 3600.0,
     ) -> None:
-        """`deadline_s`: how long one rank may be behind another at the end of a read."""
         check_restore_mode(mode)
-        self._transport, self.deadline_s = transport, deadline_s
-        self.control = transport.control
+        self._transport, self.control = transport, transport.control
+        self._nodes = self.control.nodes
         self.mode: ReadMode | None = None if mode == "auto" else mode
         """The mode of the reads; None until "auto" has measured."""
         self._distinct = self._stored = 0
@@ -460,7 +455,7 @@ class Reader:
         OtherRankError in the other ranks; RankError for a rank or a connection that is lost. The
         memory's content is undefined then.
         """
-        meter = Meter()
+        meter, before = Meter(), self._stored
         own = merged(wanted)
         parts = self._parts(own)
         distinct = sum(part.size_bytes for part in parts)
@@ -475,16 +470,14 @@ class Reader:
             else held_plan(parts, held.holders, self._nodes, piece_bytes=_PIECE)
         )
         self._run(made, images, copy, meter, {} if held is None else held.images)
-        if held is None and len(self._nodes) > 1:
+        if held is None and self.control.many:
             meter.decided(mode, reason)
-        from_storage = sum(count.bytes for path, count in meter.paths.items() if path != "network")
-        every = self.control.all_gather("read", from_storage, deadline_s=self.deadline_s)
         self._distinct += distinct
-        self._stored += sum(every)
         size, files = sum(part.size_bytes for part in own), len({part.item for part in own})
         done = meter.transfer(copy.name, "read", size, durable=True, files=files)
-        several = distinct and len(every) > 1
-        return replace(done, read_amplification=sum(every) / distinct if several else None)
+        stored = self._stored - before
+        several = distinct and self.control.many
+        return replace(done, read_amplification=stored / distinct if several else None)
 
     @property
     def amplification(self) -> float | None:
@@ -492,20 +485,16 @@ class Reader:
 
         None for one rank, and without bytes.
         """
-        return self._stored / self._distinct if self._distinct and len(self._nodes) > 1 else None
+        return self._stored / self._distinct if self._distinct and self.control.many else None
 
     def refuse(self, error: Exception) -> None:
         """Take part in a `read` of the others with `error`, which raises RankError in them."""
         with suppress(RankError):
-            self.control.all_gather("wanted", None, deadline_s=self.deadline_s, error=error)
-
-    @property
-    def _nodes(self) -> Sequence[int]:
-        return self._transport.nodes
+            self.control.all_gather("wanted", None, error=error)
 
     def _parts(self, own: Sequence[Range]) -> list[Shared]:
         """Return what each rank wants. Equal ranges, as of replicated state, are sent once."""
-        every = distinct(self.control, "wanted", lambda: own, deadline_s=self.deadline_s)
+        every = self.control.distinct("wanted", lambda: own)
         if all(ranges is own for ranges in every):
             return shared(every, self._nodes)
         return shared([[Range(*part) for part in ranges] for ranges in every], self._nodes)
@@ -532,7 +521,7 @@ class Reader:
             piece = min(max(size // _PIECES_OF_SAMPLE, _SMALLEST_PIECE), _PIECE)
             one = Meter()
             self._run(plan(taken, mode, self._nodes, piece_bytes=piece), images, copy, one)
-            every = self.control.all_gather(mode, one.elapsed_s(), deadline_s=self.deadline_s)
+            every = self.control.all_gather(mode, one.elapsed_s())
             slowest_s: float = max(every)
             meter.add(one, {f"measuring {mode}": slowest_s})
             return slowest_s
@@ -572,9 +561,11 @@ class Reader:
         else:
             failure = None
         meter.add(exchange.meter, exchange.meter.seconds)
+        stored = sum(one.bytes for path, one in exchange.meter.paths.items() if path != _NETWORK)
         said = None if failure is None else [isinstance(failure, RankError), str(failure)]
-        found = self.control.all_gather("exchange", said, deadline_s=self.deadline_s)
-        failed = {rank: one for rank, one in enumerate(found) if one is not None}
+        found = self.control.all_gather("exchange", [stored, said])
+        self._stored += sum(stored for stored, _ in found)
+        failed = {rank: one for rank, (_, one) in enumerate(found) if one is not None}
         if not failed:
             return
         self._transport.reset()

@@ -24,7 +24,7 @@ class World:
     `launcher` is torchrun, slurm, mpi, iobench (OWN), or none for a process without ranks. `master`
     is the address at which the launcher lets the ranks meet, if it names one. Without `placed` the
     launcher does not say which ranks share a node: they are counted as those of one node until `on`
-    is given their hosts.
+    is given the node of each rank.
     """
 
     rank: int
@@ -65,16 +65,15 @@ class World:
         """Whether both are the same rank of the same job, wherever its ranks are."""
         return (self.job, self.rank, self.size) == (other.job, other.rank, other.size)
 
-    def on(self, hosts: Sequence[str]) -> World:
-        """Return this world with the places that follow from the host of each rank."""
-        names = list(dict.fromkeys(hosts))
-        own = hosts[self.rank]
+    def on(self, nodes: Sequence[int]) -> World:
+        """Return this world with the places that follow from the node of each rank."""
+        own = nodes[self.rank]
         return replace(
             self,
-            local_rank=hosts[: self.rank].count(own),
-            local_size=hosts.count(own),
-            node=names.index(own),
-            nodes=len(names),
+            local_rank=nodes[: self.rank].count(own),
+            local_size=nodes.count(own),
+            node=own,
+            nodes=len(set(nodes)),
             placed=True,
         )
 

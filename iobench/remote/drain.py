@@ -23,7 +23,7 @@ from iobench.checkpoint.retention import readable_manifest
 from iobench.checkpoint.save import CopyState, Save
 from iobench.checkpoint.store import DirectoryStore
 from iobench.errors import IobenchError, RankError, TargetError, TransferError, UsageError
-from iobench.ranks.together import ALONE, JobRanks
+from iobench.ranks.control import ALONE, Control
 from iobench.remote.file_copier import FileCopier, shown_error
 from iobench.remote.journal import DrainEvent, DrainJournal, Event
 from iobench.remote.placement import LOCAL, REMOTE, TierHistory, estimate
@@ -108,7 +108,7 @@ class Drain:
         local: DirectoryStore,
         remote: RemoteTier,
         rates: TierHistory,
-        ranks: JobRanks = ALONE,
+        ranks: Control = ALONE,
     ) -> None:
         self._local, self.remote, self._ranks = local, remote, ranks
         self.leads = ranks.leads
@@ -121,7 +121,7 @@ class Drain:
             remote=remote,
             queue=self.queue,
             limit=self._limit,
-            control=ranks.background,
+            control=ranks.sub("drain", aside=True),
         )
         self._saving = self._failed_in_a_row = 0
         self._hurry_at_s = math.inf

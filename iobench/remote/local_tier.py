@@ -17,7 +17,7 @@ from iobench.checkpoint.save import Copy, Save
 from iobench.checkpoint.staged import Staged
 from iobench.checkpoint.store import DirectoryStore
 from iobench.errors import transfer_errors
-from iobench.ranks.together import ALONE, JobRanks
+from iobench.ranks.control import ALONE, Control
 from iobench.remote.drain import Drain
 from iobench.remote.placement import LOCAL, TierHistory
 from iobench.remote.remote import Remote, RemoteTier
@@ -45,7 +45,7 @@ class LocalTier(DirectoryStore):
     lock and writes checkpoints; all of them take part in the drain.
     """
 
-    def __init__(self, directory: Path, options: Remote, ranks: JobRanks = ALONE) -> None:
+    def __init__(self, directory: Path, options: Remote, ranks: Control = ALONE) -> None:
         """Raises OptionError in all ranks alike."""
         super().__init__(directory)
         limit, count = options.rate_bytes_per_s, ranks.world.size

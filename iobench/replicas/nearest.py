@@ -15,7 +15,7 @@ from iobench.checkpoint.restore import Candidates, WrappedCandidates
 from iobench.checkpoint.retention import readable_manifest
 from iobench.checkpoint.state_tree import json_text
 from iobench.errors import IobenchError
-from iobench.ranks.together import JobRanks
+from iobench.ranks.control import Control
 from iobench.remote.snapshot_memory import MemoryReader
 from iobench.remote.tiered_store import MendedReader
 from iobench.replicas.recovery import (
@@ -35,8 +35,8 @@ _NAME = "replicas"
 
 def manifest_of(
     plan: RecoveryPlan, headers: Sequence[SaveHeader], writer: Writer
-) -> tuple[Manifest, str]:
-    """Return the manifest and the index of a checkpoint that only memory has."""
+) -> tuple[str, str]:
+    """Return the manifest and the index of a checkpoint that only memory has, as JSON."""
     from iobench._version import __version__
 
     parts = [header.part for header in headers]
@@ -53,7 +53,7 @@ def manifest_of(
         files=(*(part.file for part in parts), record),
         serial=plan.version.serial,
     )
-    return manifest, index
+    return manifest.to_json().decode(), index
 
 
 class ReplicaCandidates(WrappedCandidates):
@@ -69,7 +69,7 @@ class ReplicaCandidates(WrappedCandidates):
         self,
         inner: Candidates,
         *,
-        ranks: JobRanks,
+        ranks: Control,
         writer: Writer,
         replicator: Replicator | None,
     ) -> None:
@@ -190,25 +190,19 @@ class ReplicaCandidates(WrappedCandidates):
             return False
         if not plan.stored:
             headers = replicator.headers(plan)
-            manifest, index, lost = self._ranks.led(
-                f"replicas of step {step}", lambda: self._described(plan, headers)
-            )
-            if lost:
-                self._drop(lost)
+            try:
+                manifest, index = self._ranks.led(
+                    f"replicas of step {step}", lambda: manifest_of(plan, headers, self._writer)
+                )
+            except IobenchError as error:
+                self._ranks.check()
+                self._drop(str(error))
                 return False
             self._manifest = Manifest.parse(manifest.encode(), f"the replica of step {step}")
             images = {**held.images, INDEX: FileImage.of(INDEX, [index.encode()])}
             held = HeldFiles(images, held.holders)
         self._held = held
         return True
-
-    def _described(self, plan: RecoveryPlan, headers: Sequence[SaveHeader]) -> list[str]:
-        """Return the manifest and the index, or why there are none."""
-        try:
-            manifest, index = manifest_of(plan, headers, self._writer)
-        except IobenchError as error:
-            return ["", "", str(error)]
-        return [manifest.to_json().decode(), index, ""]
 
     def _drop(self, reason: str) -> None:
         """Choose no copy of this version in memory any more."""

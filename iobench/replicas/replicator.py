@@ -9,7 +9,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -21,11 +21,10 @@ from iobench.checkpoint.ranked.messages import Order, Part, shown
 from iobench.checkpoint.ranked.plan import data_file
 from iobench.checkpoint.rate_limit import RateLimit
 from iobench.checkpoint.save import Save
-from iobench.errors import IobenchError, RankError, ReplicaError, UsageError
+from iobench.errors import IobenchError, RankError, ReplicaError
 from iobench.ranks.control import Control
 from iobench.ranks.exchange import HeldBytes, Reader, Transport
 from iobench.ranks.restore_plan import Range
-from iobench.ranks.together import together
 from iobench.remote.snapshot_memory import MemoryReader
 from iobench.replicas.directory import ReplicaDirectory, job_of, remove_unused
 from iobench.replicas.partner import Partner
@@ -34,7 +33,7 @@ from iobench.units import MIB
 from iobench.writers.image import FileImage
 
 _ROUND_S = 24 * 3600.0  # a lost rank is known long before
-_OPEN_S, _CLOSE_S = 120.0, 300.0
+_CLOSE_S = 300.0
 _NICE = 10
 _REMEMBERED = 1000
 
@@ -70,14 +69,9 @@ class Offer:
         self.image, self.header = image, header
         self._put(self)
 
-    def end(self, error: BaseException | None) -> None:
-        """Wait until the memory may change. Without bytes, tell the others why."""
-        if self.header:
-            self._free.wait()
-            return
-        if error is not None:
-            self.failure = shown(error)
-        self._put(self)
+    def wait(self) -> None:
+        """Wait until the memory may change."""
+        self._free.wait()
 
     def release(self) -> None:
         """The memory is not needed any more."""
@@ -98,15 +92,15 @@ class Replicator:
     def __init__(self, partner: Partner, control: Control, location: str) -> None:
         self._partner, self._location = partner, location
         self._control = control.sub("replicas")
-        self._rounds = control.sub("replicas/rounds")
+        self._rounds = control.sub("replicas/rounds", deadline_s=_ROUND_S)
         self._directory = ReplicaDirectory.of(job_of(location))
-        together(self._control, "find replicas", self._take, deadline_s=_OPEN_S)
+        self._control.together("find replicas", self._take)
         try:
             self._sender = Sender(partner, self._rounds, self._directory)
         except BaseException:
             self._directory.release()
             raise
-        self._nodes = self._sender.nodes
+        self._nodes = control.nodes
         self.replicas: deque[Replicated] = deque(maxlen=_REMEMBERED)
         """Outcomes of the last 1,000 offers, oldest first."""
         self._offers: queue.SimpleQueue[Offer | None] = queue.SimpleQueue()
@@ -116,7 +110,6 @@ class Replicator:
         """The last version that all ranks have: the other ones are not needed."""
         self._resumed = self._closing = False
         self._untold: list[str] = []
-        self._failure: str | None = None
         if self._first and not self._sender.receivers:
             self._untold.append(
                 "all ranks are on one node: replicas survive a crash of the trainer, but not the "
@@ -145,13 +138,17 @@ class Replicator:
         try:
             yield offer.make
         except BaseException as error:
-            offer.end(error)
+            offer.failure = shown(error)
             raise
-        offer.end(None)
+        finally:
+            if offer.header:
+                offer.wait()
+            else:
+                self._put(offer)
 
     def _put(self, offer: Offer) -> None:
         with self._lock:
-            if self._pending or self._failure is not None:
+            if self._pending:
                 offer.release()
             self._pending += 1
             if self._thread is None:
@@ -171,7 +168,7 @@ class Replicator:
     def copies(self) -> list[MemoryCopy]:
         """Return what all nodes have in memory. A call of all ranks."""
         own = self._directory.listed() if self._first else []
-        every = self._control.all_gather("list replicas", own, deadline_s=_OPEN_S)
+        every = self._control.all_gather("list replicas", own)
         return [
             MemoryCopy(Version(*version), rank, ranks, node)
             for node, listed in zip(self._nodes, every, strict=True)
@@ -195,7 +192,7 @@ class Replicator:
                 images[image.path] = image
             except IobenchError as error:
                 damaged.append((saved, str(error)))
-        every = self._control.all_gather("check replicas", damaged, deadline_s=_ROUND_S)
+        every = self._control.all_gather("check replicas", damaged)
         holders = {
             data_file(saved): [rank for rank, node in enumerate(self._nodes) if node in nodes]
             for saved, nodes in plan.holders.items()
@@ -218,9 +215,7 @@ class Replicator:
                 if nodes[0] == world.node and saved % world.local_size == world.local_rank
             }
 
-        _, every = together(
-            self._control, "headers of replicas", own, deadline_s=_CLOSE_S, kind="gather"
-        )
+        _, every = self._control.together("headers of replicas", own, kind="gather")
         found = {int(saved): text for one in every for saved, text in one.items()}
         return [
             SaveHeader.parse(bytes.fromhex(found[saved]), f"the replica of rank {saved}")
@@ -235,9 +230,9 @@ class Replicator:
         self._resume(self._control, version)
 
     def _resume(self, control: Control, version: Version | None) -> None:
-        control.barrier("loaded", deadline_s=_ROUND_S)
+        control.barrier("loaded")
         self._settled, self._resumed = version, True
-        self._tidy(control, "resume from replicas")
+        self._settle(control, "resume from replicas")
 
     def close(self, *, finished: bool) -> None:
         """End the connections.
@@ -250,7 +245,7 @@ class Replicator:
         self._closing = True
         try:
             if finished:
-                self._control.barrier("close replicas", deadline_s=_CLOSE_S)
+                self._control.barrier("close replicas")
         except RankError:
             finished = False  # another rank has ended badly: a restart may need the files
         self._offers.put(None)
@@ -269,113 +264,75 @@ class Replicator:
             self._untold.append(f"replicas are made at the trainer's own priority ({error})")
         while (offer := self._offers.get()) is not None:
             try:
-                self._round(offer)
+                found = self._round(offer)
             except Exception as error:  # noqa: BLE001 -- told by `warn`, in the trainer's thread
-                self._fail(str(error), offer)
+                step = offer.version.step
+                found = Replicated(step=step, outcome="failed", reason=str(error))
+                with self._lock:
+                    if not self._closing:
+                        self._untold.append(f"step {step} has no replica: {error}")
             finally:
                 offer.release()
                 with self._lock:
                     self._pending -= 1
+            self.replicas.append(found)
 
-    def _fail(self, reason: str, offer: Offer) -> None:
-        """Make no more replicas: the ranks do not agree any more."""
-        step = offer.version.step
-        with self._lock:
-            first, self._failure = self._failure is None, self._failure or reason
-            if first and not self._closing:
-                self._untold.append(f"no replicas are made from step {step} on: {reason}")
-            self.replicas.append(Replicated(step=step, outcome="failed", reason=self._failure))
-
-    def _round(self, offer: Offer) -> None:
-        """Replicate one offer and settle it with all ranks. Raises RankError."""
-        if self._failure is not None:
-            raise ReplicaError(self._failure)
+    def _round(self, offer: Offer) -> Replicated:
+        """Replicate one offer in all ranks, or in none."""
         if not self._resumed:  # the job begins anew: copies of earlier starts are of no use
             self._resume(self._rounds, None)
-        version = offer.version
-        found = self._copied(offer)
-        sizes = [found.size_bytes, len(offer.header)]
-        every = self._rounds.all_gather(
-            f"replicate step {version.step}",
-            [list(version), [found.outcome, found.reason], sizes],
-            deadline_s=_ROUND_S,
-        )
-        if any(one[0] != list(version) for one in every):
-            raise UsageError(f"the ranks replicate different saves: {[one[0] for one in every]}")
-        found = _agreed(found, [one[1] for one in every])
-        if found.outcome == "complete" and self._sender.receivers:
-            found = self._sent(found, offer, [one[2] for one in every])
-        self._settle(version, found)
+        try:
+            found = self._replicated(offer)
+            if found.outcome == "complete":
+                self._settled = offer.version
+        finally:
+            if not self._rounds.broken:
+                self._settle(self._rounds, f"settle step {offer.version.step}")
+        return found
 
-    def _tidy(self, control: Control, phase: str) -> None:
-        """Remove all versions but the settled one. All ranks wait for it."""
+    def _replicated(self, offer: Offer) -> Replicated:
+        """Copy a snapshot to tmpfs of this node, and send it to the node of the partner."""
+        step, began_s = offer.version.step, time.monotonic()
+        own, sizes = self._rounds.together(f"replicate step {step}", lambda: self._copied(offer))
+        if None in sizes:
+            reason = "the last replica is still being sent"
+            return Replicated(step=step, outcome="skipped", reason=reason)
+        assert own is not None
+        copied_s = time.monotonic()
+        if self._sender.receivers:
+            self._sender.send(offer.version, offer.header, sizes)
+        return Replicated(
+            step=step,
+            outcome="complete",
+            copy_s=copied_s - began_s,
+            push_s=time.monotonic() - copied_s,
+            size_bytes=own[0],
+        )
+
+    def _copied(self, offer: Offer) -> tuple[int, int] | None:
+        """Copy a snapshot to tmpfs. Return its bytes and those of the header; None without one."""
+        version, image, world = offer.version, offer.image, self._control.world
+        if offer.failure:
+            raise ReplicaError(offer.failure)
+        if image is None:
+            return None
+        try:
+            budget = self._partner.budget_bytes
+            self._directory.new_file(version, world.rank, image.size_bytes, budget)
+            self._directory.copy(version, world.rank, image)
+            self._directory.complete(version, world.rank, world.size, offer.header)
+        finally:
+            offer.release()
+        return image.size_bytes, len(offer.header)
+
+    def _settle(self, control: Control, phase: str) -> None:
+        """Remove all versions but the last one that all ranks have. All ranks wait for it."""
 
         def remove() -> None:
             if self._first:
                 self._directory.keep(self._settled)
 
-        together(control, phase, remove, deadline_s=_ROUND_S)
-
-    def _settle(self, version: Version, found: Replicated) -> None:
-        """Let the version replace the one before, if all ranks have it; otherwise remove it."""
-        if found.outcome == "complete":
-            self._settled = version
-        if found.outcome == "failed":
-            self._tell(f"step {version.step} has no replica: {found.reason}")
-        self._tidy(self._rounds, f"settle step {version.step}")
-        self.replicas.append(found)
-
-    def _tell(self, text: str) -> None:
-        with self._lock:
-            if not self._closing:
-                self._untold.append(text)
-
-    def _copied(self, offer: Offer) -> Replicated:
-        """Copy a snapshot to tmpfs of this node; "complete" says no more here."""
-        version, image = offer.version, offer.image
-        if image is None:
-            outcome: Literal["failed", "skipped"] = "failed" if offer.failure else "skipped"
-            return Replicated(step=version.step, outcome=outcome, reason=offer.failure)
-        size, began_s, world = image.size_bytes, time.monotonic(), self._control.world
-        try:
-            budget = self._partner.budget_bytes
-            self._directory.new_file(version, world.rank, size, budget)
-            self._directory.copy(version, world.rank, image)
-            self._directory.complete(version, world.rank, world.size, offer.header)
-        except (IobenchError, OSError) as error:
-            return Replicated(step=version.step, outcome="failed", reason=str(error))
-        finally:
-            offer.release()
-        copy_s = time.monotonic() - began_s
-        return Replicated(step=version.step, outcome="complete", copy_s=copy_s, size_bytes=size)
-
-    def _sent(self, found: Replicated, offer: Offer, sizes: Sequence[Sequence[int]]) -> Replicated:
-        """Send the bytes of each rank to the node of its partner.
-
-        Raises RankError when a rank is lost: the others have failed alike.
-        """
-        began_s = time.monotonic()
-        try:
-            self._sender.send(offer.version, offer.header, sizes)
-        except (IobenchError, OSError) as error:
-            if self._rounds.broken:
-                raise
-            return replace(found, outcome="failed", reason=str(error))
-        return replace(found, push_s=time.monotonic() - began_s)
-
-
-def _agreed(own: Replicated, outcomes: Sequence[tuple[str, str]]) -> Replicated:
-    """Return the outcome for all ranks from that of each, with its reason."""
-    failed = [
-        (rank, reason) for rank, (outcome, reason) in enumerate(outcomes) if outcome == "failed"
-    ]
-    if failed:
-        reason = f"rank {failed[0][0]}: {failed[0][1]}"
-        return Replicated(step=own.step, outcome="failed", reason=reason)
-    if any(outcome == "skipped" for outcome, _ in outcomes):
-        reason = "the last replica is still being sent"
-        return Replicated(step=own.step, outcome="skipped", reason=reason)
-    return own
+        control.together(phase, remove)
 
 
 _SMALLEST_PROBE, _LARGEST_PROBE = 4 * MIB, 64 * MIB
@@ -391,9 +348,7 @@ class Sender:
     def __init__(self, partner: Partner, control: Control, directory: ReplicaDirectory) -> None:
         self._partner, self._control, self._directory = partner, control, directory
         self._transport = Transport(control)
-        self.nodes: Sequence[int] = self._transport.nodes
-        """The node of each rank."""
-        self.receivers = partner.receivers(self.nodes)
+        self.receivers = partner.receivers(control.nodes)
         """The rank that keeps the copy of each rank; empty with one node."""
         self._limit = RateLimit(self._pace() if self.receivers else None)
 
@@ -407,7 +362,7 @@ class Sender:
             began_s = time.monotonic()
             self._exchange([_memory(size)], {rank: [_memory(size)] for rank in self._kept})
             own_s = time.monotonic() - began_s
-            slowest_s: float = max(self._control.all_gather("probe", own_s, deadline_s=_ROUND_S))
+            slowest_s: float = max(self._control.all_gather("probe", own_s))
             if slowest_s >= _PROBE_S or size >= _LARGEST_PROBE:
                 return self._partner.share * size / slowest_s
             size *= 4  # too short: most of it was the begin
@@ -434,9 +389,7 @@ class Sender:
                 made[one] = [image, _memory(header_size)]
             return directory.image(version, rank), made
 
-        (own, incoming), _ = together(
-            self._control, f"memory for step {step}", room, lambda _: None, deadline_s=_ROUND_S
-        )
+        (own, incoming), _ = self._control.together(f"memory for step {step}", room, lambda _: None)
         self._exchange([self._limit.limited(own), FileImage.of("header", [header])], incoming)
 
         def complete() -> None:
@@ -445,7 +398,7 @@ class Sender:
                 SaveHeader.parse(text, f"the replica of rank {one}").check(image)
                 directory.complete(version, one, len(sizes), text)
 
-        together(self._control, f"check of step {step}", complete, deadline_s=_ROUND_S)
+        self._control.together(f"check of step {step}", complete)
 
     def _exchange(
         self, own: Sequence[FileImage], incoming: Mapping[int, Sequence[FileImage]]
@@ -467,7 +420,7 @@ class Sender:
             },
         )
         wanted = [Range(number, 0, image.size_bytes) for number, image in images.items()]
-        reader = Reader(self._transport, "all", deadline_s=_ROUND_S)
+        reader = Reader(self._transport, "all")
         reader.read(images, MemoryReader([], "the memory of the partner", None), wanted, held)
 
     def close(self) -> None:

@@ -93,8 +93,8 @@ def test_a_rank_is_lost_at_any_time(nodes, victim: int, how: str) -> None:
     [
         "control.Control.all_gather:before:3:kill",
         "control.Control.all_gather:after:3:kill",
-        "control.Member._send:before:5:stop",
-        "control.Member._send:after:5:kill",
+        "calls.Member._send:before:5:stop",
+        "calls.Member._send:after:5:kill",
     ],
 )
 @pytest.mark.parametrize("victim", [0, 1])

@@ -89,7 +89,7 @@ def test_memory_full_on_one_node(job) -> None:
     job.leave(ranks)
     for rank in ranks:
         assert outcomes(rank) == ["failed", "failed"], rank.stdout()
-        assert f"step {job.newest} has no replica: rank 1: " in told(ranks[0])
+        assert f"step {job.newest} has no replica: rank 1 (host " in told(ranks[0])
         assert "do not fit the budget" in told(rank)
 
 

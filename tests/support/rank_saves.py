@@ -412,7 +412,7 @@ def interrupted(size: int, directory: str, told: bool) -> list[Any]:
         ckpt.save(state[0], 0)
         with contextlib.ExitStack() as stack:
             if world.rank == 1:
-                member = ckpt._ranks.trainer._member
+                member = ckpt._ranks._member
                 assert member is not None
                 waiting, interrupts = member._changed.wait, iter([KeyboardInterrupt])
 

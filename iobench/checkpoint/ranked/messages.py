@@ -17,7 +17,7 @@ import xxhash
 
 from iobench.checkpoint.manifest import FileRecord, Manifest
 from iobench.errors import DataMismatchError
-from iobench.ranks.together import JobRanks
+from iobench.ranks.control import Control
 from iobench.writers.blocks import interpreter_end
 from iobench.writers.blocks.channel import Lease, LeaseState
 from iobench.writers.image import FileImage
@@ -133,7 +133,7 @@ class Turns:
     order, and writes the snapshot that it names in its place: `announced` returns this order.
     """
 
-    def __init__(self, ranks: JobRanks, announced: Callable[[], Order]) -> None:
+    def __init__(self, ranks: Control, announced: Callable[[], Order]) -> None:
         self.leads, self.announced, self._ranks = ranks.leads, announced, ranks
         self._waiting: dict[int, Lease[Any]] = {}
         self._dropped, self._gone = set[int](), deque[int]()
@@ -191,7 +191,7 @@ class Turns:
                 return lease
             with self._arrived:
                 self._arrived.wait(_LOOK_AGAIN_S)
-            self._ranks.trainer.check()
+            self._ranks.check()
 
     def drop(self, number: int) -> Lease[Any] | None:
         """Record that rank 0 has dropped a snapshot. Return its lease, if it has one here."""

@@ -35,7 +35,7 @@ from iobench.formats.dcp_file import DcpFile
 from iobench.formats.many_parts import Numbers
 from iobench.formats.tensor_layouts import numbers
 from iobench.formats.tensors import dtype_name, tensor_bytes, tensor_memory, torch_dtype
-from iobench.ranks.together import JobRanks
+from iobench.ranks.control import Control
 from iobench.writers.image import Bytes, FileImage
 
 
@@ -325,7 +325,7 @@ class Planning:
     hashes differs from that of the last save.
     """
 
-    def __init__(self, ranks: JobRanks, planner: Callable[[], SavePlanner]) -> None:
+    def __init__(self, ranks: Control, planner: Callable[[], SavePlanner]) -> None:
         self._ranks, self._planner = ranks, planner
         self._last: RankStructure | None = None
         self._plan: RankPlan | None = None
@@ -406,7 +406,7 @@ class Planning:
                 return [{"error": str(whole)}] * len(keys)
             return None if whole is None else [{"boxes": text} for text in whole.texts()]
 
-        whole, (part,) = self._ranks.together("parts of the plan", made, parts, "scatter")
+        whole, (part,) = self._ranks.together("parts of the plan", made, parts, kind="scatter")
         if "error" in part or isinstance(whole, StateError):
             raise StateError(part["error"])
         return made_plan(local.structure, part["boxes"], whole)

@@ -20,7 +20,7 @@ from iobench.checkpoint.retention import KeepAll, KeepLast
 from iobench.checkpoint.save import Save, SaveEvents
 from iobench.checkpoint.slots import Slot, SlotPool
 from iobench.checkpoint.store import CheckpointStore
-from iobench.ranks.together import JobRanks
+from iobench.ranks.control import Control
 from iobench.remote import journal, memory_pool, placement, queue
 from iobench.remote.journal import DrainEvent, DrainJournal
 from iobench.remote.memory import Memory, MemoryTier
@@ -173,7 +173,7 @@ def test_ledger_of_a_handler() -> None:
 
 def test_snapshots_that_wait() -> None:
     """One is dropped in another thread while the next one is remembered."""
-    ranks = cast(JobRanks, SimpleNamespace(leads=False))
+    ranks = cast(Control, SimpleNamespace(leads=False))
 
     def lease(number: int) -> Lease[Any]:
         return Lease(SimpleNamespace(number=number))

@@ -18,7 +18,6 @@ from iobench.checkpoint.restore import StoredCandidates, restore
 from iobench.checkpoint.store import DirectoryStore
 from iobench.errors import DataMismatchError, IobenchError, RankError, TransferError
 from iobench.ranks.control import Control
-from iobench.ranks.together import JobRanks
 from iobench.ranks.world import World
 from iobench.writers.base import CopyReader
 from iobench.writers.buffered import BufferedWriter
@@ -94,20 +93,14 @@ def test_only_damage_is_passed_over(copies: Any) -> None:
         restore(copies(_LOST, DataMismatchError("more")), "latest", on_corrupt="previous")
 
 
-class _WithRank1(JobRanks):
+class _WithRank1(Control):
     """Rank 0 of 2; rank 1 has the `problems` with the first copies of step 2."""
 
-    problems: list[tuple[str, bool]]
-
     def __init__(self, *problems: tuple[str, bool]) -> None:
-        two = Control(replace(World.single(), size=2, local_size=2))
-        super().__init__(trainer=two, background=two, deadline_s=1.0)
-        object.__setattr__(self, "problems", [*problems])
+        super().__init__(replace(World.single(), size=2, local_size=2))
+        self.problems = [*problems]
 
-    def together(
-        self, phase: str, work: Any, tell: Any = None, kind: Any = None
-    ) -> tuple[Any, list[Any]]:
-        del kind
+    def together(self, phase: str, work: Any, tell: Any = None, **_: Any) -> tuple[Any, list[Any]]:
         own = work()
         other = told = own if tell is None else tell(own)
         if phase == "restore of step 2" and self.problems:

@@ -69,14 +69,14 @@ def test_launchers(found: dict[str, str], launcher: str, place: tuple[int, ...])
 
 
 def test_a_launcher_that_names_no_nodes() -> None:
-    """Without the number of local ranks the hosts give the places, once the ranks have met."""
+    """Without the number of local ranks, places follow from the nodes, once the ranks have met."""
     kubeflow = {"RANK": "2", "WORLD_SIZE": "4", "MASTER_ADDR": "worker-0"}
     world = World.detect(kubeflow)
     assert not world.placed
     assert not world.on_one_node
     assert World.detect({**kubeflow, "MASTER_ADDR": "127.0.0.1"}).on_one_node
     assert World.detect({"RANK": "1", "WORLD_SIZE": "2"}).on_one_node
-    found = world.on(["worker-0", "worker-1", "worker-1", "worker-0"])
+    found = world.on([0, 1, 1, 0])
     assert (_place(found), found.placed) == ((2, 4, 1, 2, 1, 2), True)
     assert found.same_rank(world)
 

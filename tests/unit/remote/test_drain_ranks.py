@@ -13,7 +13,6 @@ import pytest
 from iobench.checkpoint.save import Save
 from iobench.errors import RankError
 from iobench.ranks.control import Control
-from iobench.ranks.together import JobRanks
 from iobench.remote.file_copier import FileCopier
 from iobench.remote.local_tier import LocalTier
 from iobench.remote.placing import RemotePlace
@@ -26,6 +25,7 @@ class _Hub:
 
     def __init__(self, *orders: dict[str, Any]) -> None:
         self.world = SimpleNamespace(rank=1, size=2, host="node1")
+        self.leads, self.many = False, True
         self.sent: list[dict[str, Any]] = []
         self.answers: list[Any] = []
         self._orders = [*orders]
@@ -38,6 +38,10 @@ class _Hub:
         if not self._orders:
             raise RankError("no more orders")
         return self._orders.pop(0)
+
+    def sub(self, name: str, *, aside: bool) -> _Hub:
+        del name, aside
+        return self
 
     def gather(self, phase: str, value: Any, *, deadline_s: float) -> None:
         del phase, deadline_s
@@ -60,9 +64,7 @@ def _copier(hub: _Hub) -> FileCopier:
 
 
 def _follower(hub: _Hub, tmp_path: Path) -> LocalTier:
-    control = cast(Control, hub)
-    ranks = JobRanks(trainer=control, background=control, deadline_s=1.0)
-    return LocalTier(tmp_path / "local", Remote(tmp_path / "remote"), ranks)
+    return LocalTier(tmp_path / "local", Remote(tmp_path / "remote"), cast(Control, hub))
 
 
 def _saved(step: int) -> Save:

@@ -15,7 +15,7 @@ from iobench.checkpoint.ranked.plan import data_file
 from iobench.checkpoint.restore import Candidates, StoredCandidates, restore
 from iobench.checkpoint.store import DirectoryStore
 from iobench.errors import DataMismatchError, TargetError
-from iobench.ranks.together import ALONE
+from iobench.ranks.control import ALONE
 from iobench.replicas.nearest import ReplicaCandidates
 from iobench.replicas.recovery import MemoryCopy, RecoveryPlan, SaveHeader, Version
 from iobench.replicas.replicator import Replicator
