@@ -20,8 +20,8 @@ from iobench.stats.comparison import Comparison
 from iobench.stats.estimates import interval_heading, median
 from iobench.tune.journal import TuningRecord, read_journal
 from iobench.tune.outcome import Outcome, Standing
-from iobench.tune.race import RaceEntry
-from iobench.tune.replay import ReplayedTuning, replay
+from iobench.tune.race import Race, RaceEntry
+from iobench.tune.replay import replay
 from iobench.units import count_of, format_seconds, format_size
 
 SCHEMA = "iobench.tuning/1"
@@ -35,22 +35,22 @@ def tuning_document(path: Path, outcome: Outcome | None = None) -> Document:
     """
     header, trials = read_journal(path)
     with _journal_errors(path):
-        found = replay(header, trials)
-        return _document(path, found, outcome or found.outcome)
+        race, replayed = replay(header, trials)
+        return _document(path, header, race, outcome or replayed)
 
 
-def _document(path: Path, found: ReplayedTuning, outcome: Outcome | None) -> Document:
-    header, asked = found.header, found.header.asked
+def _document(path: Path, header: TuningRecord, race: Race, outcome: Outcome | None) -> Document:
+    asked = header.asked
     goal = f"{asked.workload}, rank {asked.rank}: the best setting for {asked.objective}"
-    raced = [_race_grid(found)] if any(one.losses for one in found.race.trials.values()) else []
+    raced = [_race_grid(race)] if any(one.losses for one in race.trials.values()) else []
     environment = Environment(machine=header.machine, storage=header.storage)
     document = Document(
         kind="iobench autotune",
         title=goal,
         about=(environment_line(environment), f"measured {moment(header.started_at)}"),
-        answer=(_unfinished(found, path),),
+        answer=(_unfinished(race, path),),
         tables=tuple(raced),
-        data=_data(header) | {"chosen": None, "tried": _tried(found.race.trials)},
+        data=_data(header) | {"chosen": None, "tried": _tried(race.trials)},
         appendix=(
             facts_section(environment, header.started_at, asked.target),
             Section(heading="Repeat it", commands=(shlex.join(header.command),)),
@@ -59,7 +59,7 @@ def _document(path: Path, found: ReplayedTuning, outcome: Outcome | None) -> Doc
     )
     if outcome is None:
         return document
-    size_bytes = _confirmed_bytes(found)
+    size_bytes = _confirmed_bytes(outcome)
     return replace(
         document,
         title=f"{goal}, confirmed with {format_size(size_bytes)}",
@@ -98,42 +98,37 @@ def _journal_errors(path: Path) -> Iterator[None]:
         ) from error
 
 
-def _unfinished(found: ReplayedTuning, path: Path) -> Line:
+def _unfinished(race: Race, path: Path) -> Line:
     """Return how far a tuning without a confirmation is, and how it goes on."""
-    done = count_of(len(found.trials), "trial")
+    done = count_of(sum(len(one.measured) for one in race.trials.values()), "trial")
     again = f"{done} recorded; iobench autotune --resume {shlex.quote(str(path))}"
     return Line("Not confirmed", (again,), caveat=True)
 
 
-def _confirmed_bytes(found: ReplayedTuning) -> int:
+def _confirmed_bytes(outcome: Outcome) -> int:
     """Return the bytes of a checkpoint of the confirmation, as they were saved."""
-    confirmed = [one for one in found.trials if one.phase == "confirm"]
-    saved = [one.measured.save.bytes for one in confirmed if one.measured.save]
-    return saved[-1] if saved else confirmed[-1].size_bytes
+    confirmed = (one for entry in outcome.trials.values() for one in entry.of("confirm"))
+    return next((one.save.bytes for one in confirmed if one.save), outcome.size_bytes)
 
 
-def _race_grid(found: ReplayedTuning) -> Grid:
+def _race_grid(race: Race) -> Grid:
     """Return the table of the race: a setting a row, with its rounds and how it left the race."""
-    sizes = {
-        (name, one.round): one.size_bytes
-        for one, name in zip(found.trials, found.labels, strict=True)
-    }
 
     def middle(row: tuple[str, RaceEntry]) -> str:
-        name, entry = row
-        if not entry.losses:
+        losses = row[1].losses
+        if not losses:
             return MISSING
-        size_bytes = sizes[name, max(entry.losses)]
-        loss = median(list(entry.losses.values()))
-        return _short(found.objective.show(loss, size_bytes), bare=True)
+        sizes = {step.round: step.size_bytes for step, _ in row[1].measured}
+        loss = median(list(losses.values()))
+        return _short(race.objective.show(loss, sizes[max(losses)]), bare=True)
 
     columns: tuple[Column[tuple[str, RaceEntry]], ...] = (
         Column("setting", lambda row: row[0], figure=False),
         Column("rounds", lambda row: str(len(row[1].losses))),
-        Column("median" if found.objective.goal == "stall" else "median, GiB/s", middle),
+        Column("median" if race.objective.goal == "stall" else "median, GiB/s", middle),
         Column("outcome", lambda row: _fate(row[1]), figure=False),
     )
-    return Grid.of(found.race.trials.items(), columns, "race")
+    return Grid.of(race.trials.items(), columns, "race")
 
 
 def _fate(entry: RaceEntry) -> str:

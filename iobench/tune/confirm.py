@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -248,6 +248,7 @@ class Finals:
 
     space: Space
     race: Race
+    phase: Callable[[str], None]
     sizes: TuningSizes
     search: Search
     floor: float = LEAST_FLOOR
@@ -264,7 +265,7 @@ class Finals:
             contenders=contenders, baseline=baseline.label if measured else "", floor=self.floor
         )
         names = [*contenders, *confirmation.compared]
-        self.race.progress.phase(
+        self.phase(
             f"confirmation of {', '.join(names)}, {format_size(self.sizes.confirm)} at a time"
         )
         for number in range(LOOK_ROUNDS):

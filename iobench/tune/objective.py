@@ -6,12 +6,12 @@ Step: one trial to make. Measurement: its result.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, get_args
+from typing import Literal, get_args
 
 from iobench.errors import OptionError, UsageError
-from iobench.results.records import Sample
+from iobench.results.records import Operation, Sample
 from iobench.stats.estimates import median
 from iobench.tune.space import Candidate
 from iobench.units import GIB, format_rate, format_seconds, format_size
@@ -64,10 +64,8 @@ class Measurement:
         return self.took_s + (times - 1) * moving_s
 
 
-class Measure(Protocol):
-    """Makes one trial. Raises errors of the target only; a candidate's are in its measurement."""
-
-    def __call__(self, candidate: Candidate, step: Step) -> Measurement: ...
+Measure = Callable[[Candidate, Step], Measurement]
+"""Makes one trial. Raises errors of the target only; a candidate's are in its measurement."""
 
 
 Goal = Literal["save", "restore", "balanced", "stall"]
@@ -102,9 +100,14 @@ class Objective:
                 raise OptionError(f"--max-{name} must be above zero and finite, and is {limit}")
 
     @property
-    def restores(self) -> bool:
-        """Whether restores are measured in every trial, and not only verified at the end."""
-        return self.goal in ("restore", "balanced")
+    def operations(self) -> tuple[Operation, ...]:
+        """The operations whose times it counts, in every trial; none for a stall."""
+        match self.goal:
+            case "save" | "restore":
+                return (self.goal,)
+            case "balanced":
+                return ("save", "restore")
+        return ()
 
     def writes(self, verify: bool) -> int:
         """Return how many times its size a trial writes. A verified stall makes one more save."""

@@ -290,14 +290,9 @@ class Outcome:
 
     def _counted(self, fresh: list[Measurement]) -> list[Sample]:
         """Return the samples that the objective counts, saves with the proof of a restore."""
-        goal = self.objective.goal
-        operations = {"save": ("save",), "restore": ("restore",), "stall": ()}
         samples = [one for m in fresh for one in (m.save, m.restore) if one is not None]
-        return [
-            one
-            for one in with_verification(samples, self.context)
-            if one.operation in operations.get(goal, ("save", "restore"))
-        ]
+        proved = with_verification(samples, self.context)
+        return [one for one in proved if one.operation in self.objective.operations]
 
     def _judge(self, sample: Sample) -> Verdict:
         return judge(sample, replace(self.context, workload_bytes=sample.bytes))

@@ -22,7 +22,6 @@ import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -89,39 +88,20 @@ class RaceEntry:
         return measured.expected_s(size_bytes / step.size_bytes)
 
 
-class TuningProgress(Protocol):
-    """Receives the progress of a tuning."""
-
-    def phase(self, what: str) -> None:
-        """Report that a phase of the tuning begins."""
-
-    def trial(self, candidate: Candidate, step: Step, figure: str) -> None:
-        """Report a measurement; `figure` is its rate or its error."""
-
-
-class NoProgress:
-    """Reports nothing."""
-
-    def phase(self, what: str) -> None:
-        """Report nothing."""
-
-    def trial(self, candidate: Candidate, step: Step, figure: str) -> None:
-        """Report nothing."""
-
-
 @dataclass(kw_only=True)
 class Race:
     """Contenders by name, in the order in which they joined, and the rounds that measure them.
 
     The cost of each trial is taken from the `budget`. A contender that fails or exceeds a limit
-    does not run again. Round numbers continue from phase to phase.
+    does not run again. Round numbers continue from phase to phase. `report` is called with the rate
+    or the error of each trial.
     """
 
     objective: Objective
     budget: Budget
     measure: Measure
     written_bytes: Callable[[int, bool], int]
-    progress: TuningProgress
+    report: Callable[[Candidate, Step, str], None]
     rng: random.Random
     trials: dict[str, RaceEntry] = field(default_factory=dict, init=False)
     number: int = field(default=0, init=False)
@@ -256,7 +236,7 @@ class Race:
         figure = measured.error or self.objective.show(
             self.objective.loss(measured), step.size_bytes
         )
-        self.progress.trial(entry.candidate, step, figure)
+        self.report(entry.candidate, step, figure)
         return measured
 
     def _check_able(self) -> None:

@@ -10,7 +10,6 @@ import itertools
 import random
 from collections.abc import Collection, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 
 from iobench import workloads
 from iobench.bench.judging.verdict import Context, volatile_of
@@ -19,33 +18,19 @@ from iobench.stats.comparison import LEAST_SAMPLES
 from iobench.tune.budget import LAST_ROUNDS, LOOK_ROUNDS
 from iobench.tune.confirm import Confirmation, confirm
 from iobench.tune.journal import TrialRecord, TuningRecord
-from iobench.tune.objective import Objective
 from iobench.tune.outcome import Outcome
-from iobench.tune.race import NoProgress, Race, RaceStatus
+from iobench.tune.race import Race, RaceStatus
 from iobench.tune.space import Candidate, Dimension, Space
 from iobench.units import format_size
 from iobench.writers import registry
 
 
-@dataclass(frozen=True, kw_only=True)
-class ReplayedTuning:
-    """A journal's trials with the conclusions from them.
+def replay(header: TuningRecord, trials: Sequence[TrialRecord]) -> tuple[Race, Outcome | None]:
+    """Return the race of `trials`, and its outcome without notes, which a journal does not hold.
 
-    `outcome` is None where the confirmation did not end: the journal can be resumed then. Its notes
-    are empty: a journal does not hold them.
+    The outcome is None where the confirmation did not end: the journal can be resumed then. Raises
+    UnknownNameError for an unknown writer.
     """
-
-    header: TuningRecord
-    trials: tuple[TrialRecord, ...]
-    objective: Objective
-    race: Race
-    labels: tuple[str, ...]
-    """The label of the setting of each trial."""
-    outcome: Outcome | None
-
-
-def replay(header: TuningRecord, trials: Sequence[TrialRecord]) -> ReplayedTuning:
-    """Return the conclusions from `trials`. Raises UnknownNameError for an unknown writer."""
     candidates = [Candidate.of(one.writer, one.options, one.origin) for one in trials]  # type: ignore[arg-type]  # a word of the journal
     labels = [one.label for one in candidates]
     recorded = iter(trials)
@@ -54,7 +39,7 @@ def replay(header: TuningRecord, trials: Sequence[TrialRecord]) -> ReplayedTunin
         budget=header.asked.budget(),
         measure=lambda *_: next(recorded).measured,
         written_bytes=lambda *_: 0,
-        progress=NoProgress(),
+        report=lambda *_: None,
         rng=random.Random(),
     )
     bounds = _rounds(trials)
@@ -85,14 +70,7 @@ def replay(header: TuningRecord, trials: Sequence[TrialRecord]) -> ReplayedTunin
             for name in [name for name in race.running if later and name not in following]:
                 race.trials[name].end(RaceStatus.CUT, "others did better")
     _finish(confirmation, sorted({one.round for one in trials if one.phase == "confirm"}))
-    return ReplayedTuning(
-        header=header,
-        trials=tuple(trials),
-        objective=race.objective,
-        race=race,
-        labels=tuple(labels),
-        outcome=_outcome(header, trials, race, confirmation, writers),
-    )
+    return race, _outcome(header, trials, race, confirmation, writers)
 
 
 def _rounds(trials: Sequence[TrialRecord]) -> list[tuple[int, int]]:

@@ -123,7 +123,7 @@ class TrialRunner:
                     return measured
             save, restore = trial.save(self.opened.settled()), None
             _check_kept(save)
-            if self.objective.restores or step.verify:
+            if "restore" in self.objective.operations or step.verify:
                 restore = trial.restore(settled=self.opened.settled())
                 _check_kept(restore)
                 if restore and restore.verified and restore.verified.mismatches:

@@ -6,7 +6,7 @@ import math
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 from iobench.bench.judging.verdict import Context
 from iobench.errors import IobenchError
@@ -22,9 +22,9 @@ from iobench.tune.budget import (
     too_small,
 )
 from iobench.tune.confirm import CLOSE, Finals
-from iobench.tune.objective import Measure, Objective
+from iobench.tune.objective import Measure, Objective, Step
 from iobench.tune.outcome import Outcome
-from iobench.tune.race import Race, TuningProgress
+from iobench.tune.race import Race
 from iobench.tune.space import Candidate, Space
 from iobench.units import format_seconds, format_size
 
@@ -35,6 +35,16 @@ _BATCH = 6  # settings proposed at once
 
 # The fraction of the race's share of the budget that must be left after each part of the race.
 _AFTER_DRAWN, _AFTER_HALVING = 0.8, 0.7
+
+
+class TuningProgress(Protocol):
+    """Receives the progress of a tuning."""
+
+    def phase(self, what: str) -> None:
+        """Report that a phase of the tuning begins."""
+
+    def trial(self, candidate: Candidate, step: Step, figure: str) -> None:
+        """Report a measurement; `figure` is its rate or its error."""
 
 
 @dataclass(kw_only=True)
@@ -68,7 +78,7 @@ class Tuner:
             budget=self.budget,
             measure=self.measure,
             written_bytes=self.written_bytes,
-            progress=self.progress,
+            report=self.progress.trial,
             rng=self._random,
         )
 
@@ -264,6 +274,7 @@ class Tuner:
         finals = Finals(
             space=self.space,
             race=self.race,
+            phase=self.progress.phase,
             sizes=self.sizes,
             search=self.search,
             floor=self.floor,

@@ -19,15 +19,14 @@ from iobench.bench.targets.base import Target
 from iobench.environment import fingerprint
 from iobench.environment.memory import available_bytes
 from iobench.errors import ResultFileError, TargetError, UsageError
-from iobench.results import Operation, utc_now
+from iobench.results import utc_now
 from iobench.tune.budget import Search, TuningSizes, plan
 from iobench.tune.journal import Journal, TrialRecord, TuningRecord, TuningRequest
 from iobench.tune.objective import SLOTS, Measure, Measurement, Objective, Step
 from iobench.tune.outcome import Outcome
-from iobench.tune.race import TuningProgress
 from iobench.tune.space import Candidate, Space, space_of
 from iobench.tune.trial_runner import TrialRunner, warm_up_bytes
-from iobench.tune.tuner import Tuner
+from iobench.tune.tuner import Tuner, TuningProgress
 from iobench.units import GIB, format_size
 from iobench.verification.imported import load_workload
 from iobench.workloads import Workload
@@ -36,13 +35,6 @@ from iobench.workloads.specs import FileSpec
 _LARGEST = GIB  # of one trial, unless the user asks for more
 _POOL_SHARE = 0.25  # of the available memory: the pools of four sizes, the others smaller
 _LEAST_POOL = GIB
-_MEASURED: dict[str, tuple[Operation, ...]] = {
-    "save": ("save",),
-    "restore": ("restore",),
-    "balanced": ("save", "restore"),
-    "stall": (),
-}
-"""The operations of `iobench run` that each objective counts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,7 +134,7 @@ class Tuning:
         machine, storage = self.target.describe()
         here = Conditions.of(machine, storage, self.actual_bytes(self.largest_bytes))
         near = NearFloors(records)
-        floors = [near.of(here, (one, None, None)) for one in _MEASURED[self.objective.goal]]
+        floors = [near.of(here, (one, None, None)) for one in self.objective.operations]
         floor = max(floors, key=lambda one: one.part, default=Floor())
         asked = replace(self.asked, floor=floor.part, floor_record=floor.record)
         return replace(self, asked=asked)

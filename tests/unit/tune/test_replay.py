@@ -10,7 +10,8 @@ from support.simulated_storage import SimulatedStorage, normal, space_of_writers
 
 from iobench.report.tuning import notes
 from iobench.tune.outcome import Outcome
-from iobench.tune.replay import ReplayedTuning, replay
+from iobench.tune.race import Race
+from iobench.tune.replay import replay
 
 
 def said(outcome: Outcome) -> list[list[str]]:
@@ -18,9 +19,9 @@ def said(outcome: Outcome) -> list[list[str]]:
     return [sorted(reason.replace(",", " ").split()) for reason in outcome.reasons()]
 
 
-def outcome_of(found: ReplayedTuning) -> Outcome:
-    assert found.outcome is not None
-    return found.outcome
+def outcome_of(found: tuple[Race, Outcome | None]) -> Outcome:
+    assert found[1] is not None
+    return found[1]
 
 
 @pytest.mark.parametrize(
@@ -55,10 +56,10 @@ def test_a_tuning_that_did_not_end_has_no_outcome() -> None:
     """Its race is still known."""
     _, trials = tuned(SimulatedStorage(seed=1))
     before = [one for one in trials if one.phase != "confirm"]
-    found = replay(HEADER, before)
-    assert found.outcome is None
-    assert found.race.ranked()
-    assert replay(HEADER, []).race.trials == {}
+    race, outcome = replay(HEADER, before)
+    assert outcome is None
+    assert race.ranked()
+    assert replay(HEADER, [])[0].trials == {}
 
 
 def test_the_noise_floor_is_that_of_the_journal() -> None:

@@ -27,9 +27,6 @@ class Reported:
 
     figures: list[str] = field(default_factory=list)
 
-    def phase(self, what: str) -> None:
-        """Ignore it: rounds report no phase."""
-
     def trial(self, candidate: Candidate, step: Step, figure: str) -> None:
         self.figures.append(f"{candidate.label} {step.round} {figure}")
 
@@ -63,7 +60,7 @@ class Played:
             budget=Budget(max_s=10_000, max_bytes=max_bytes),
             measure=storage,
             written_bytes=storage.written_bytes,
-            progress=reported,
+            report=reported.trial,
             rng=random.Random(1),
         )
         for name in _NAMES:
