@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from iobench.cli.given import DocumentFormat, Verb, print_warning
+from iobench.cli.given import ReportFormatOption, Verb, print_warning
 from iobench.cli.pages import Shown
 from iobench.errors import IobenchError, RegressionError, UsageError
 from iobench.units import parse_percent
@@ -33,7 +33,7 @@ def compare(
     threshold: str = "5%",
     force: bool = False,
     strict: bool = False,
-    format_: DocumentFormat = "table",
+    format_: ReportFormatOption = "table",
 ) -> None:
     """Compare runs with earlier ones; exit code 5 on a regression.
 
@@ -45,7 +45,6 @@ def compare(
         --threshold PERCENT: Slower by more than this is a regression.
         --force: Compare runs that are not alike, and list the differences.
         --strict: Exit with 5 for one run a side too.
-        --format: How to print it; md is ready for a pull request, html is a page with charts.
     """
     from iobench.report import compare as report
     from iobench.report.compare import compare_document

@@ -18,6 +18,7 @@ import typer
 from typer.core import TyperCommand
 
 from iobench.errors import ResultFileError, UsageError
+from iobench.report.render import ReportFormat
 from iobench.writers.s3_store.target import S3Target, is_s3
 
 DEFAULT_WORKLOAD = "llama7b"
@@ -38,11 +39,8 @@ _LISTS = ("LIST", "N,...", "WRITERS")
 FormatOption = Annotated[
     Literal["table", "json"], typer.Option("--format", help="How to print it.")
 ]
-DocumentFormat = Literal["table", "json", "md", "html"]
-"""Formats of the verbs whose result may become part of a document."""
-DocumentFormatOption = Annotated[
-    DocumentFormat,
-    typer.Option("--format", help="How to print it; html is a page with charts."),
+ReportFormatOption = Annotated[
+    ReportFormat, typer.Option("--format", help="How to print it; html is a page with charts.")
 ]
 WorkloadArgument = Annotated[
     str | None, typer.Argument(metavar="WORKLOAD", hidden=True, show_default=False)

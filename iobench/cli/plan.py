@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from iobench.cli.given import (
-    DocumentFormatOption,
+    ReportFormatOption,
     WorkloadArgument,
     check_effect,
     print_warning,
@@ -41,7 +41,7 @@ def plan(
     step: str | None = None,
     interval: str | None = None,
     size: str | None = None,
-    format_: DocumentFormatOption = "table",
+    format_: ReportFormatOption = "table",
 ) -> None:
     """Compute how often a job should save, and what that costs.
 

@@ -11,7 +11,7 @@ import typer
 
 from iobench.cli.given import (
     HERE,
-    DocumentFormatOption,
+    ReportFormatOption,
     check_effect,
     check_output,
     preparing,
@@ -38,7 +38,7 @@ def reproduce(
     size: str | None = None,
     repeat: int = 7,
     results: list[Path] | None = None,
-    format_: DocumentFormatOption = "table",
+    format_: ReportFormatOption = "table",
 ) -> None:
     """Measure a published claim, and report whether it holds here.
 

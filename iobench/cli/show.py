@@ -59,9 +59,6 @@ def show(
     document = document_of(records)
     if document.incomplete:
         print_warning(printable(document.incomplete))
-    if form == "csv" and document.values is None:
-        others = ", ".join(one for one in get_args(ShowFormat) if one != form)
-        raise UsageError(f"--format csv: a record of {document.kind} is shown as {others}")
     if verbose and not document.details:
         raise UsageError("-v: this record is always shown whole; leave out -v")
     if output is None:

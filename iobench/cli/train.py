@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Literal
 
 from iobench.cli.given import (
     HERE,
-    DocumentFormat,
     QuietOption,
+    ReportFormatOption,
     WorkloadArgument,
     WorkloadOption,
     check_output,
@@ -40,7 +40,7 @@ def train(
     simulate_step: bool = False,
     device: Literal["cpu", "cuda"] = "cpu",
     output: Path | None = None,
-    format_: DocumentFormat = "table",
+    format_: ReportFormatOption = "table",
     quiet: QuietOption = False,
 ) -> None:
     """Measure what checkpoints cost the training of a small GPT.
@@ -66,7 +66,6 @@ def train(
         --simulate-step: Make a step last the workload's published step time; the CPU is idle in it.
         --device: Where to train.
         -o, --output FILE: The result file. [results/<run>.jsonl]
-        --format: How to print the report; html is a page with charts.
     """
     check_output(output)
     shown = Shown(form=format_)

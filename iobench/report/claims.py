@@ -45,6 +45,7 @@ def claims_document(
             "records": [str(record.path) for record in records],
             "findings": [asdict(finding) for finding in findings],
         },
+        rows="findings",
         appendix=(environment_section(records[-1].run), repeat_section(*records)),
         records=tuple(one.path for one in records),
     )

@@ -355,6 +355,7 @@ def compare_document(comparison: RunComparison, runs: Sequence[ResultFile] = ())
         tables=(_table(comparison),) if comparison.rows else (),
         notes=tuple(notes(comparison)),
         data=to_plain(comparison),
+        rows="rows",
         appendix=tuple(last),
         records=tuple(one.path for one in runs),
     )

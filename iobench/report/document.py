@@ -110,21 +110,13 @@ class Details:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Values:
-    """Unrounded values for CSV, a row a line; a missing value is empty."""
-
-    columns: Sequence[str]
-    rows: Sequence[Mapping[str, Any]]
-
-
-@dataclass(frozen=True, kw_only=True)
 class Document:
     """All that a renderer shows. `kind` is what made the records, such as `iobench run`.
 
-    `about` are the lines below the title: where and when. `data` is the JSON document. `draw`
-    returns the sections of charts, and loads the libraries that draw them. `appendix` are the last
-    sections of a page. `records` are files that a page carries, to be saved from it byte for byte.
-    `incomplete` says that a record has no end.
+    `about` are the lines below the title: where and when. `data` is the JSON document, and `rows`
+    the key of its list of rows, which CSV has. `draw` returns the sections of charts, and loads the
+    libraries that draw them. `appendix` are the last sections of a page. `records` are files that a
+    page carries, to be saved from it byte for byte. `incomplete` says that a record has no end.
     """
 
     kind: str
@@ -135,7 +127,7 @@ class Document:
     notes: tuple[str, ...] = ()
     details: Details = Details()
     data: Mapping[str, Any] = field(default_factory=dict)
-    values: Values | None = None
+    rows: str = ""
     draw: Callable[[], Iterable[Section]] = tuple
     appendix: tuple[Section, ...] = ()
     records: tuple[Path, ...] = ()

@@ -64,6 +64,7 @@ def plan_document(outlook: Outlook, result: ResultFile | None = None) -> Documen
             "forecasts": [_data(one) for one in outlook.forecasts],
             "notes": list(outlook.notes),
         },
+        rows="forecasts",
         draw=partial(_sections, outlook),
         appendix=(Section(heading="Repeat it", commands=(command,)),),
         records=(result.path,) if result else (),

@@ -15,14 +15,11 @@ if TYPE_CHECKING:
 
 
 ReportFormat = Literal["table", "json", "csv", "md", "html"]
-"""How to print figures that fit one table of unrounded values."""
+"""How to print what a verb has found; a page has charts."""
 
 
 def render(document: Document, form: str, stream: TextIO, *, details: bool = False) -> None:
-    """Write `document` in a ReportFormat. Only the table can leave its details out.
-
-    Raises ValueError for CSV of a document that has no values for it.
-    """
+    """Write `document` in a ReportFormat. Only the table can leave its details out."""
     match form:
         case "json":
             write_json(document.data, stream)
@@ -45,12 +42,26 @@ def write_json(document: Mapping[str, Any], stream: TextIO) -> None:
 
 
 def _write_csv(document: Document, stream: TextIO) -> None:
-    values = document.values
-    if values is None:
-        raise ValueError(f"{document.kind} has no values for CSV")
-    writer = csv.DictWriter(stream, values.columns, lineterminator="\n", extrasaction="ignore")
+    """Write the rows of the JSON document, unrounded; a value that a row lacks is empty."""
+    rows = [dict(_flat(one)) for one in document.data[document.rows]]
+    names = dict.fromkeys(name for row in rows for name in row)
+    parents = {name.rpartition(".")[0] for name in names}
+    columns = [name for name in names if name not in parents]
+    writer = csv.DictWriter(stream, columns, lineterminator="\n", extrasaction="ignore")
     writer.writeheader()
-    writer.writerows(values.rows)
+    writer.writerows(rows)
+
+
+def _flat(values: Mapping[str, Any], within: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield each value by its name: `phases_s.sync` of a nested one, `ci95.low` of an interval."""
+    for key, value in values.items():
+        name = f"{within}{key}"
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{name}.")
+        elif isinstance(value, list | tuple) and "ci95" in key:
+            yield from zip((f"{name}.low", f"{name}.high"), value, strict=True)
+        else:
+            yield name, "; ".join(map(str, value)) if isinstance(value, list | tuple) else value
 
 
 def _write_text(document: Document, stream: TextIO, *, details: bool) -> None:

@@ -50,6 +50,7 @@ def train_document(result: ResultFile) -> Document:
             "incomplete": result.incomplete,
             "arms": [asdict(cost) for cost in costs],
         },
+        rows="arms",
         draw=lambda: [Section(heading="Stalls", charts=tuple(_stalls(arms)))],
         appendix=(environment_section(run), repeat_section(result)),
         records=(result.path,),

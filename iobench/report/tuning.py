@@ -51,6 +51,7 @@ def _document(path: Path, header: TuningRecord, race: Race, outcome: Outcome | N
         answer=(_unfinished(race, path),),
         tables=tuple(raced),
         data=_data(header) | {"chosen": None, "tried": _tried(race.trials)},
+        rows="tried",
         appendix=(
             facts_section(environment, header.started_at, asked.target),
             Section(heading="Repeat it", commands=(shlex.join(header.command),)),
@@ -68,6 +69,7 @@ def _document(path: Path, header: TuningRecord, race: Race, outcome: Outcome | N
         notes=tuple(notes(outcome, header)),
         details=Details(tables=tuple(raced)),
         data=_data(header) | _result(outcome, size_bytes),
+        rows="confirmed",
     )
 
 

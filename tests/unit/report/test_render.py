@@ -261,12 +261,12 @@ def test_csv_has_a_line_per_summary(example: ResultFile) -> None:
     rows = list(csv.DictReader(io.StringIO(text(summarise(example), "csv"))))
     assert len(rows) == 4
     assert rows[0]["writer"] == "odirect"
-    assert rows[0]["options"] == "block_size=16777216 threads=4"
+    assert rows[0]["options.block_size"] == "16777216"
     assert float(rows[0]["median_bytes_per_s"]) == 2**31
-    assert float(rows[0]["ci95_low_bytes_per_s"]) == 2**30 / 0.625
-    assert float(rows[0]["phase.sync_s"]) == 0.0625
-    assert rows[0]["path.direct"] == "192"
-    assert rows[1]["path.direct"] == ""
+    assert float(rows[0]["ci95_bytes_per_s.low"]) == 2**30 / 0.625
+    assert float(rows[0]["phases_s.sync"]) == 0.0625
+    assert rows[0]["paths.direct"] == "192"
+    assert rows[1]["paths.direct"] == ""
     assert rows[0]["reasons"] == "scaled: 2 of 32 layers"
 
 

@@ -120,7 +120,6 @@ def test_a_journal_without_an_answer_is_the_race_so_far(app: typer.Typer, tmp_pa
     document = json.loads(CliRunner().invoke(app, [str(path), "--format", "json"]).stdout)
     assert document["chosen"] is None
     assert {one["setting"] for one in document["tried"]} >= {"odirect", "buffered"}
-    assert "is shown as table, md, json" in _error(app, path, "--format", "csv")
     assert "leave out -v" in _error(app, path, "-v")
 
 
