@@ -22,7 +22,7 @@ def race(*names: str) -> Race:
         budget=Budget(),
         measure=None,
         written_bytes=None,
-        progress=None,
+        report=None,
         rng=random.Random(1),
     )
     for name in names:

@@ -22,17 +22,16 @@ _GRID = Path(__file__).parents[4] / "results" / "benchmarks" / "autotune-grid.js
 def test_a_finished_tuning(tmp_path: Path) -> None:
     """A row per setting of the race, and one per setting of the confirmation."""
     path = write_journal(tmp_path / "journal.jsonl")
-    found = replay(*read_journal(path))
-    outcome = found.outcome
+    raced, outcome = replay(*read_journal(path))
     assert outcome is not None
     page = document_of([path])
     (race,) = page.details.tables
     rows = {name: (int(rounds), fate) for name, rounds, _, fate in race.rows}
     assert {name: rounds for name, (rounds, _) in rows.items()} == {
-        name: len(one.losses) for name, one in found.race.trials.items()
+        name: len(one.losses) for name, one in raced.trials.items()
     }
     out = (RaceStatus.DROPPED, RaceStatus.CUT)
-    ends = {name for name, one in found.race.trials.items() if one.status in out}
+    ends = {name for name, one in raced.trials.items() if one.status in out}
     assert ends
     assert ends == {
         name for name, (_, fate) in rows.items() if fate.startswith(tuple(map(str, out)))
