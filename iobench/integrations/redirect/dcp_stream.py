@@ -4,36 +4,31 @@ from __future__ import annotations
 
 import io
 import os
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from iobench.integrations.redirect.call_counts import CallCounts, Count
-from iobench.integrations.redirect.redirect import fallbacks_of, reason_of
+from iobench.integrations.redirect.redirect import Redirect, RedirectedCall
 from iobench.integrations.replacing import bypass, bypassed
-from iobench.integrations.stock_path import StockPath, Unsupported, path_of
+from iobench.integrations.stock_path import StockPath, path_of
 from iobench.writers.base import Writer
 from iobench.writers.stream import BlockStream
-
-_NAME = "torch.distributed.checkpoint.FileSystemWriter"
 
 
 @contextmanager
 def dcp_stream(
-    stock: Callable[..., Any],
+    redirect: Redirect,
     system: Any,
     path: str | os.PathLike[str],
     mode: str,
     writer: Callable[[], Writer],
-    counts: CallCounts,
 ) -> Iterator[Any]:
     """Replace the context manager `stock(system, path, mode)`: files are written by the writer."""
     if mode != "wb" or bypassed():
-        with stock(system, path, mode) as stream:
+        with redirect.stock(system, path, mode) as stream:
             yield stream
         return
-    began = time.perf_counter()
+    call = RedirectedCall(redirect, (system, path, mode), {})
     opened: BlockStream | None = None
     try:
         with bypass():
@@ -41,31 +36,24 @@ def dcp_stream(
             target = StockPath.of(path_of(path), chosen, stock_renames=False)
             opened = chosen.open(target.path)
     except Exception as why:  # noqa: BLE001 -- reported, and stock writes the file
-        reason = reason_of(why)
-        if not isinstance(why, Unsupported):
-            counts.say(f"{_NAME}: {path} is written by the stock class: {why}")
-
-    def count(size_bytes: int = 0) -> Count:
-        seconds = time.perf_counter() - began
-        return Count(calls=1, bytes=size_bytes, seconds=seconds, example=os.fspath(path))
-
+        refused = why
+        call.report(why)
     with bypass():  # DCP calls torch.save with this stream
         if opened is None:
             try:
-                with stock(system, path, mode) as stream:
+                with redirect.stock(system, path, mode) as stream:
                     yield stream
             finally:
-                counts.stock(_NAME, reason, count())
+                call.was_stock(refused)
             return
         try:
             with _DcpStream(opened, target.directory) as stream:
                 yield stream
         except BaseException:
-            counts.failed(_NAME, count())
+            call.failed()
             raise
-    moved = opened.transfer
-    assert moved is not None
-    counts.redirected(_NAME, count(moved.bytes), fallbacks_of(moved))
+    assert opened.transfer is not None
+    call.redirected(opened.transfer)
 
 
 class _DcpStream(io.RawIOBase):

@@ -107,13 +107,15 @@ def dcp(module: ModuleType, counts: CallCounts) -> None:
     stock = module.FileSystem.create_stream
     stock_mkdir = module.FileSystem.mkdir
     stock_rename = module.FileSystem.rename
+    name = "torch.distributed.checkpoint.FileSystemWriter"
+    redirect = Redirect(name=name, stock=stock, file=(1, "path"), counts=counts)
 
     @functools.wraps(stock)
     @contextmanager
     def create_stream(self: Any, path: str | os.PathLike[str], mode: str) -> Iterator[Any]:
         from iobench.integrations.redirect.dcp_stream import dcp_stream
 
-        with dcp_stream(stock, self, path, mode, redirected_writer, counts) as stream:
+        with dcp_stream(redirect, self, path, mode, redirected_writer) as stream:
             yield stream
 
     @functools.wraps(stock_mkdir)

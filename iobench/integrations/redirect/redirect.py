@@ -45,13 +45,13 @@ class Redirect:
         For an object in a bucket, where stock cannot write, every error is raised.
         """
 
-        def save(call: _Call) -> Any:
+        def save(call: RedirectedCall) -> Any:
             refused: Exception | None = None
             try:
                 with bypass(_NESTED):
                     write = prepare(*call.args, **call.kwargs)
             except NotPicklable as why:  # stock would raise it too, after truncating the old file
-                self.counts.failed(self.name, call.count())
+                call.failed()
                 raise why.error from None
             except Exception as why:  # noqa: BLE001 -- reported, and stock makes the call
                 refused = why
@@ -63,7 +63,7 @@ class Redirect:
                 except UnavailableError as why:
                     refused = why
                 except Exception:
-                    self.counts.failed(self.name, call.count())
+                    call.failed()
                     raise
             call.check("write to", refused)
             call.report(refused)
@@ -78,7 +78,7 @@ class Redirect:
         know. For an object in a bucket the error is raised: stock would report the object missing.
         """
 
-        def loading(call: _Call) -> Any:
+        def loading(call: RedirectedCall) -> Any:
             try:
                 with bypass(_NESTED):
                     found, moved = load(*call.args, **call.kwargs)
@@ -92,7 +92,7 @@ class Redirect:
 
         return self._replaced(loading)
 
-    def _replaced(self, ours: Callable[[_Call], Any]) -> Callable[..., Any]:
+    def _replaced(self, ours: Callable[[RedirectedCall], Any]) -> Callable[..., Any]:
         """Return the function that lets `ours` make all calls but those of iobench itself."""
 
         @functools.wraps(self.stock)
@@ -101,7 +101,7 @@ class Redirect:
             own = bypassed() and not reason
             if own or isinstance(self.file_of(args, kwargs), BlockStream):
                 return self.stock(*args, **kwargs)
-            call = _Call(self, args, kwargs)
+            call = RedirectedCall(self, args, kwargs)
             return call.stock(Unsupported(reason)) if reason else ours(call)
 
         return either
@@ -112,7 +112,7 @@ class Redirect:
         return args[position] if len(args) > position else kwargs.get(name)
 
 
-class _Call:
+class RedirectedCall:
     """One call of a redirected function, with its arguments and its start time."""
 
     def __init__(self, redirect: Redirect, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -130,12 +130,15 @@ class _Call:
         redirect = self._redirect
         redirect.counts.redirected(redirect.name, self.count(moved.bytes), fallbacks_of(moved))
 
+    def failed(self) -> None:
+        self._redirect.counts.failed(self._redirect.name, self.count())
+
     def check(self, doing: Literal["read", "write to"], why: Exception) -> None:
         """Raise if stock cannot make the call, and count that failure; see `check_stock_can`."""
         try:
             check_stock_can(doing, self._redirect.name, self._given, why)
         except Exception:
-            self._redirect.counts.failed(self._redirect.name, self.count())
+            self.failed()
             raise
 
     def report(self, why: Exception) -> None:
@@ -149,12 +152,15 @@ class _Call:
 
     def stock(self, why: Exception) -> Any:
         """Call the stock function, count the call with its reason, and return the result."""
-        redirect = self._redirect
         self._began = time.perf_counter()
         try:
-            return redirect.stock(*self.args, **self.kwargs)
+            return self._redirect.stock(*self.args, **self.kwargs)
         finally:
-            redirect.counts.stock(redirect.name, reason_of(why), self.count())
+            self.was_stock(why)
+
+    def was_stock(self, why: Exception) -> None:
+        """Count the call of the stock function with its reason."""
+        self._redirect.counts.stock(self._redirect.name, reason_of(why), self.count())
 
 
 def reason_of(why: Exception) -> str:
