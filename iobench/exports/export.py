@@ -267,10 +267,10 @@ class Export:
         """Write these files, and read them again."""
         began_s = time.perf_counter()
         tensors = [tensor.source for file in files for tensor in file.tensors]
-        expected = checksums_of(source.inventory)
+        expected, location = checksums_of(source.inventory), source.inventory.location
         self._total = sum(file.size_bytes for file in files) * (2 if self.verify else 1)
         written: list[tuple[str, list[CheckedRange]]] = []
-        reading = read_tensors(source.location, tensors, expected, piece_bytes=self._piece_bytes)
+        reading = read_tensors(location, tensors, expected, piece_bytes=self._piece_bytes)
         with closing(reading):
             pieces = itertools.groupby(reading, key=itemgetter(0))
             for file in files:
@@ -317,13 +317,13 @@ class Export:
         """Compare a file with what was written. Raises DataMismatchError."""
         location = FileTree(path, self._writer)
         (name, size), before = *location.sizes.items(), self._done
-        inventory = VerifyInventory(sizes=location.sizes)
+        inventory = VerifyInventory(location=location)
         inventory.files[name] = ListedFile(size_bytes=size, layers=[ranges])
 
         def moved(done: int, _total: int) -> None:
             self._moved(before + done - self._done)
 
-        read_all(inventory, location, lambda *_: [], moved, window_bytes=self._piece_bytes)
+        read_all(inventory, lambda *_: [], moved, window_bytes=self._piece_bytes)
         if inventory.findings:
             raise DataMismatchError(f"{path}: was not stored as written: {inventory.findings[0]}")
 

@@ -29,9 +29,9 @@ from iobench.checkpoint.stored import one_by_one
 from iobench.errors import DataMismatchError, TransferError, UsageError
 from iobench.formats.tensors import torch_dtype
 from iobench.verification import dcp
+from iobench.verification.directories import inventory_of
 from iobench.verification.file_tree import FileTree
 from iobench.verification.inventory import ListedTensor, TensorPart, VerifyInventory
-from iobench.verification.verify import inventory_of
 from iobench.writers.base import StoredReader, Writer
 
 
@@ -54,7 +54,6 @@ class ExportSource:
     Both are in the order of the state. `inventory` has the checksums of the files.
     """
 
-    location: FileTree
     inventory: VerifyInventory
     tensors: dict[str, _Entry]
     values: dict[str, StoredValue]
@@ -77,9 +76,9 @@ class ExportSource:
             raise DataMismatchError(f"{where}: {damage[0]}; iobench verify {where} shows all")
         values: dict[str, StoredValue] = {}
         if dcp.METADATA in location.sizes:
-            tensors, values = _of_dcp(location, inventory)
+            tensors, values = _of_dcp(inventory)
         elif {SKELETON, TENSORS, MANIFEST} <= location.sizes.keys():
-            tensors, values = _of_one_process(location, inventory)
+            tensors, values = _of_one_process(inventory)
         else:
             tensors = _of_files(path, inventory)
         for name, (_, tensor) in tensors.items():
@@ -88,12 +87,12 @@ class ExportSource:
                 raise DataMismatchError(f"{path}: {name} is not stored as plain tensors")
         if not tensors:
             raise UsageError(f"{path}: there are no tensors here that could be exported")
-        return cls(location=location, inventory=inventory, tensors=tensors, values=values)
+        return cls(inventory=inventory, tensors=tensors, values=values)
 
     @property
     def where(self) -> str:
         """The path of the checkpoint: of a run, that of the step."""
-        location = self.location
+        location = self.inventory.location
         return location.path(next(iter(location.sizes))) if location.single else location.home
 
     def selected(self, key: str, strip_prefix: str) -> ExportSource:
@@ -108,7 +107,7 @@ class ExportSource:
                 continue
             if renamed[0] in tensors:
                 raise UsageError(
-                    f"{self.location.home}: two tensors would have the name {renamed[0]}; "
+                    f"{self.where}: two tensors would have the name {renamed[0]}; "
                     "leave out the prefix, or export one part with a key"
                 )
             tensors[renamed[0]] = _Entry(renamed[1], tensor)
@@ -122,9 +121,7 @@ class ExportSource:
             for name, value in self.values.items()
         )
         values = {one[0]: StoredValue(one[1], saved) for one, saved in renames if one}
-        return ExportSource(
-            location=self.location, inventory=self.inventory, tensors=tensors, values=values
-        )
+        return ExportSource(inventory=self.inventory, tensors=tensors, values=values)
 
 
 def _renamed(name: str, path: StatePath, key: str, prefix: str) -> tuple[str, StatePath] | None:
@@ -161,7 +158,8 @@ def _newest_step(location: FileTree) -> int | None:
 _Found = tuple[dict[str, _Entry], dict[str, StoredValue]]
 
 
-def _of_dcp(location: FileTree, inventory: VerifyInventory) -> _Found:
+def _of_dcp(inventory: VerifyInventory) -> _Found:
+    location = inventory.location
     found = dcp.read_metadata(location.read(dcp.METADATA))
     listed = {tensor.name: tensor for tensor in inventory.tensors}
     stored = {key.fqn: one for key, one in found.storage_data.items()}
@@ -182,7 +180,8 @@ def _of_dcp(location: FileTree, inventory: VerifyInventory) -> _Found:
     return tensors, values
 
 
-def _of_one_process(location: FileTree, inventory: VerifyInventory) -> _Found:
+def _of_one_process(inventory: VerifyInventory) -> _Found:
+    location = inventory.location
     copy = StoredReader(location.writer, location.home)
     manifest = Manifest.parse(location.read(MANIFEST), location.path(MANIFEST))
     text = read_file(copy, manifest.file(SKELETON))

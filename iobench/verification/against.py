@@ -14,11 +14,12 @@ from iobench.errors import DataMismatchError, TransferError, UsageError
 from iobench.formats.many_parts import WindowImage
 from iobench.formats.tensor_slices import room_for
 from iobench.formats.tensors import torch_dtype
+from iobench.verification.directories import inventory_of
 from iobench.verification.file_tree import FileTree, unreadable
-from iobench.verification.inventory import ListedTensor, TensorPart, VerifyInventory, VerifyReport
+from iobench.verification.inventory import ListedTensor, TensorPart, VerifyReport
 from iobench.verification.reading import OnRead
 from iobench.verification.values import ValueCounts
-from iobench.verification.verify import inventory_of, writer_for
+from iobench.verification.verify import writer_for
 from iobench.writers.base import Writer
 from iobench.writers.image import Bytes
 
@@ -83,8 +84,7 @@ class _Side:
     """One of the two."""
 
     def __init__(self, path: str | Path, writer: Writer) -> None:
-        self.location = FileTree(path, writer)
-        self.inventory: VerifyInventory = inventory_of(self.location)
+        self.inventory = inventory_of(FileTree(path, writer))
 
     def by_name(self) -> dict[str, ListedTensor]:
         """Return the tensors by name, with the file where several files have this name."""
@@ -111,9 +111,9 @@ class _Side:
         return whole.reshape(-1).view(np.uint8)
 
     def _part(self, part: TensorPart) -> Bytes:
-        size, room = self.location.sizes[part.file], room_for(part.start, part.stop)
-        image = WindowImage(part.file, size, part.start, room)
-        self.location.writer.read(image, self.location.home, start=part.start, stop=part.stop)
+        tree, room = self.inventory.location, room_for(part.start, part.stop)
+        image = WindowImage(part.file, tree.sizes[part.file], part.start, room)
+        tree.writer.read(image, tree.home, start=part.start, stop=part.stop)
         return room
 
 

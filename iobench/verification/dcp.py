@@ -17,7 +17,7 @@ from iobench.formats.dcp_file import ALIGNMENT
 from iobench.formats.tensor_layouts import reach_bytes
 from iobench.formats.tensors import dtype_name
 from iobench.formats.torch_index import DAMAGE, TorchIndex
-from iobench.verification.file_tree import CachedSource, FileTree, Slice, unreadable
+from iobench.verification.file_tree import CachedSource, Slice, unreadable
 from iobench.verification.inventory import ListedTensor, TensorPart, VerifyInventory
 from iobench.verification.tensor_files import REFUSED, Other, add_zip, tensors_of_zip
 
@@ -69,7 +69,7 @@ class _Unpickler(pickle.Unpickler):
         raise pickle.UnpicklingError(f"it names {module}.{name}, which is no part of metadata")
 
 
-def add_directory(inventory: VerifyInventory, location: FileTree, folder: str) -> None:
+def add_directory(inventory: VerifyInventory, folder: str) -> None:
     """Add the checkpoint in `folder`, or what is wrong with it."""
     inventory.found("DCP")
     prefix = f"{folder}/" if folder else ""
@@ -77,7 +77,7 @@ def add_directory(inventory: VerifyInventory, location: FileTree, folder: str) -
     try:
         if index not in inventory.sizes:
             raise DataMismatchError("is missing: without it no tensor can be found")
-        found = read_metadata(location.read(index))
+        found = read_metadata(inventory.location.read(index))
     except (DataMismatchError, TransferError) as error:
         inventory.error(index, unreadable(error))
         return
@@ -91,7 +91,7 @@ def add_directory(inventory: VerifyInventory, location: FileTree, folder: str) -
             inventory.error(path, "is not in .metadata: an extra file")
     parts: dict[str, list[TensorPart]] = defaultdict(list)
     for path, wanted in sorted(items.items()):
-        _add_items(inventory, location, path, sorted(wanted, key=lambda one: one[:2]), found, parts)
+        _add_items(inventory, path, sorted(wanted, key=lambda one: one[:2]), found, parts)
     stored_at: dict[str, set[tuple[int, ...]]] = defaultdict(set)
     for key in found.storage_data:
         stored_at[key.fqn].add(tuple(key.offset or ()))
@@ -135,7 +135,6 @@ def _check(found: metadata.Metadata) -> None:
 
 def _add_items(
     inventory: VerifyInventory,
-    location: FileTree,
     path: str,
     items: list[_Item],
     found: metadata.Metadata,
@@ -148,7 +147,7 @@ def _add_items(
         return
     size = inventory.file(path).size_bytes
     end, before, part = 0, (0, 0), None
-    with closing(location.source(path)) as opened:
+    with closing(inventory.location.source(path)) as opened:
         source = CachedSource(opened, size)
         for start, length, key, stored in items:
             try:

@@ -32,28 +32,30 @@ _POINTERS = {"latest": "{}", "latest_checkpointed_iteration.txt": "iter_{:0>7}"}
 """Files of DeepSpeed and Megatron that name the newest checkpoint of their directory."""
 
 
-def add_all(inventory: VerifyInventory, location: FileTree, *, headers_only: bool = False) -> None:
-    """Recognise every directory of `location`, and add its files and what is wrong with them.
+def inventory_of(location: FileTree, *, headers_only: bool = False) -> VerifyInventory:
+    """Return the files and tensors of `location`, and what is wrong with their indexes.
 
     With `headers_only`, JSON that is no index of tensors is not read.
     """
+    inventory = VerifyInventory(location=location)
     if location.single:
         (path,) = inventory.sizes
         if has_tensors(path):
-            add_file(inventory, location, path)
-        return
+            add_file(inventory, path)
+        return inventory
     folders = {posixpath.dirname(path) for path in inventory.sizes}
     for folder in sorted({"", *folders}):
         names = inventory.below(folder)
-        if MANIFEST in names and _add_own(inventory, location, folder):
+        if MANIFEST in names and _add_own(inventory, folder):
             continue
         if dcp.METADATA in names or any(name.endswith(dcp.DATA) for name in names):
-            dcp.add_directory(inventory, location, folder)
+            dcp.add_directory(inventory, folder)
         _check_step(inventory, folder, names)
         for name in names:
             if has_tensors(name):
-                add_file(inventory, location, _in(folder, name))
-        _check_folder(inventory, location, folder, names, headers_only=headers_only)
+                add_file(inventory, _in(folder, name))
+        _check_folder(inventory, folder, names, headers_only=headers_only)
+    return inventory
 
 
 def _in(folder: str, name: str) -> str:
@@ -71,11 +73,11 @@ def _check_step(inventory: VerifyInventory, folder: str, names: Iterable[str]) -
         inventory.error(_in(folder, MANIFEST), "is missing: this is no complete checkpoint")
 
 
-def _add_own(inventory: VerifyInventory, location: FileTree, folder: str) -> bool:
+def _add_own(inventory: VerifyInventory, folder: str) -> bool:
     """Add a checkpoint of iobench; return whether it is one."""
     path = _in(folder, MANIFEST)
     try:
-        manifest = Manifest.parse(location.read(path), path)
+        manifest = Manifest.parse(inventory.location.read(path), path)
     except (DataMismatchError, TransferError) as error:
         if {"state.json", "tensors.safetensors"} & {*inventory.below(folder)}:
             inventory.error(path, unreadable(error).removeprefix(f"{path}: "))
@@ -94,11 +96,11 @@ def _add_own(inventory: VerifyInventory, location: FileTree, folder: str) -> boo
         if _is_data(name) and name not in named:
             inventory.error(_in(folder, name), "is not in the manifest: an extra file")
     if len(inventory.findings) == faults and dcp.METADATA in named:
-        dcp.add_directory(inventory, location, folder)
+        dcp.add_directory(inventory, folder)
     elif len(inventory.findings) == faults:
         for name in named:
             if has_tensors(name):
-                add_file(inventory, location, _in(folder, name))
+                add_file(inventory, _in(folder, name))
     return True
 
 
@@ -130,7 +132,6 @@ def _first(names: Iterable[str]) -> str:
 
 def _check_folder(
     inventory: VerifyInventory,
-    location: FileTree,
     folder: str,
     names: dict[str, int],
     *,
@@ -139,18 +140,17 @@ def _check_folder(
     """Check what the files of a directory say about one another."""
     indexes = [name for name in names if name.endswith(_INDEX)]
     for name in indexes:
-        _check_index(inventory, location, folder, name)
+        _check_index(inventory, folder, name)
     if not indexes:
         _check_shards(inventory, folder, names)
     _check_ranks(inventory, folder, names)
     for name, form in _POINTERS.items():
         if name in names:
-            _check_pointer(inventory, location, _in(folder, name), form)
+            _check_pointer(inventory, _in(folder, name), form)
     weights = any(n.endswith((".safetensors", ".bin")) for n in names)
     if weights and "config.json" in names and not headers_only:
-        config = location.json(
-            VerifyInventory(sizes={}), _in(folder, "config.json")
-        )  # reported below
+        again = VerifyInventory(location=inventory.location)  # damage is reported below
+        config = again.json(_in(folder, "config.json"))
         text = isinstance(config, dict) and "vocab_size" in config
         if text and not any(one in names for one in _TOKENIZERS):
             inventory.warn(folder or ".", "has no tokenizer; copy that of the model to it")
@@ -161,16 +161,16 @@ def _check_folder(
     if any(map(_is_data, names)) and not headers_only:
         for name in names:
             if name.endswith(".json") and not name.endswith((_INDEX, SIDECAR)):
-                location.json(inventory, _in(folder, name))
+                inventory.json(_in(folder, name))
     if dcp.METADATA in names and "metadata.json" in names and "common.pt" not in names:
         inventory.found("Megatron")
         inventory.error(_in(folder, "common.pt"), "is missing; Megatron cannot load without it")
 
 
-def _check_index(inventory: VerifyInventory, location: FileTree, folder: str, name: str) -> None:
+def _check_index(inventory: VerifyInventory, folder: str, name: str) -> None:
     """Compare the index of shards with the tensors that these have."""
     path = _in(folder, name)
-    index = location.json(inventory, path)
+    index = inventory.json(path)
     if index is None:
         return
     mapped = index.get("weight_map") if isinstance(index, dict) else None
@@ -246,10 +246,10 @@ def _check_ranks(inventory: VerifyInventory, folder: str, names: Iterable[str]) 
         inventory.error(_in(folder, "mp_rank_00_model_states.pt"), "is missing")
 
 
-def _check_pointer(inventory: VerifyInventory, location: FileTree, path: str, form: str) -> None:
+def _check_pointer(inventory: VerifyInventory, path: str, form: str) -> None:
     """The file that names the newest checkpoint names one that exists."""
     try:
-        text = location.read(path).decode().strip("\0 \n")
+        text = inventory.location.read(path).decode().strip("\0 \n")
     except (UnicodeDecodeError, TransferError) as error:
         inventory.error(path, f"cannot be read ({error})")
         return

@@ -8,11 +8,8 @@ import os
 from collections import OrderedDict
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 from iobench.errors import DataMismatchError, TargetError, TransferError, transfer_errors
-from iobench.text import parse_json
-from iobench.verification.inventory import VerifyInventory
 from iobench.writers.base import RangeSource, Source, Writer
 from iobench.writers.image import Bytes
 from iobench.writers.s3_store.target import S3Target, is_s3
@@ -83,17 +80,6 @@ class FileTree:
         """Return the bytes of a small file. Raises TransferError."""
         with closing(self.source(name)) as source, transfer_errors("reading", self.path(name)):
             return source.read()
-
-    def json(self, inventory: VerifyInventory, name: str) -> Any:
-        """Return the JSON document `name`; None for damage, which is added to `inventory`."""
-        try:
-            return parse_json(self.read(name))
-        except (ValueError, RecursionError) as error:
-            what = "zeros instead of JSON" if self.read(name).count(0) else f"not JSON ({error})"
-            inventory.error(name, what)
-        except TransferError as error:
-            inventory.error(name, unreadable(error))
-        return None
 
 
 def unreadable(error: DataMismatchError | TransferError) -> str:

@@ -63,15 +63,13 @@ def document_of(path: str, *, anonymous: bool) -> dict[str, Any]:
     of the same length, so that headers keep their sizes. Raises TargetError if there is nothing,
     WorkloadFileError for what is damaged or no checkpoint, and TransferError.
     """
-    from iobench.verification.directories import SIDECAR, add_all
+    from iobench.verification.directories import SIDECAR, inventory_of
     from iobench.verification.file_tree import FileTree
-    from iobench.verification.inventory import VerifyInventory
     from iobench.verification.verify import writer_for
     from iobench.workloads.schema import SCHEMA
 
     location = FileTree(path, writer_for(path, None))
-    inventory = VerifyInventory(sizes=location.sizes)
-    add_all(inventory, location, headers_only=True)
+    inventory = inventory_of(location, headers_only=True)
     damage = [one for one in inventory.findings if one.severity == "error"]
     if damage:
         raise WorkloadFileError(

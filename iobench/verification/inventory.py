@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from iobench.text import printable
+from iobench.errors import TransferError
+from iobench.text import parse_json, printable
+from iobench.verification.file_tree import FileTree, unreadable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,14 +121,30 @@ class ListedFile:
 
 @dataclass(kw_only=True)
 class VerifyInventory:
-    """What formats found. Paths are relative to the location that is verified."""
+    """What formats found. Paths are relative to the `location` that is verified."""
 
-    sizes: Mapping[str, int]
+    location: FileTree
     kinds: list[str] = field(default_factory=list)
     files: dict[str, ListedFile] = field(default_factory=dict)
     tensors: list[ListedTensor] = field(default_factory=list)
     findings: list[VerifyFinding] = field(default_factory=list)
     unproved: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        """The bytes of each file; -1 for a link that leads nowhere."""
+        return self.location.sizes
+
+    def json(self, name: str) -> Any:
+        """Return the JSON document `name`; None for damage, which is added."""
+        try:
+            return parse_json(self.location.read(name))
+        except (ValueError, RecursionError) as error:
+            zeros = self.location.read(name).count(0)
+            self.error(name, "zeros instead of JSON" if zeros else f"not JSON ({error})")
+        except TransferError as error:
+            self.error(name, unreadable(error))
+        return None
 
     def error(self, path: str, what: str, tensor: str = "") -> None:
         self.findings.append(VerifyFinding(path=path, tensor=tensor, what=what))

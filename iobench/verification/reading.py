@@ -14,7 +14,7 @@ from iobench import linux
 from iobench.errors import DataMismatchError, TransferError
 from iobench.formats.read_ahead import FileRange, read_ahead
 from iobench.units import MIB
-from iobench.verification.file_tree import FileTree, unreadable
+from iobench.verification.file_tree import unreadable
 from iobench.verification.inventory import CheckedRange, ListedFile, TensorPart, VerifyInventory
 from iobench.writers.image import Bytes
 
@@ -139,7 +139,6 @@ class _Holes:
 
 def read_all(
     inventory: VerifyInventory,
-    location: FileTree,
     extra: Callable[[str, ListedFile], list[Layer]],
     progress: OnRead | None = None,
     *,
@@ -160,9 +159,9 @@ def read_all(
     done, check = 0, None
     windows = _windows(inventory, largest)
     reading = read_ahead(
-        location.writer,
-        location.home,
-        location.sizes,
+        inventory.location.writer,
+        inventory.location.home,
+        inventory.sizes,
         windows,
         largest_bytes=largest,
         failed=failed,

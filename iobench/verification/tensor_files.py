@@ -18,7 +18,7 @@ from iobench.formats.tensor_layouts import reach_bytes
 from iobench.formats.tensors import dtype_name
 from iobench.formats.torch_index import DAMAGE, TorchIndex, unpickled
 from iobench.formats.torch_zip import ZipDirectory
-from iobench.verification.file_tree import FileTree, unreadable
+from iobench.verification.file_tree import unreadable
 from iobench.verification.inventory import (
     CheckedRange,
     ListedTensor,
@@ -43,24 +43,25 @@ def has_tensors(path: str) -> bool:
     return _TENSORS.fullmatch(path) is not None
 
 
-def add_file(inventory: VerifyInventory, location: FileTree, path: str) -> None:
+def add_file(inventory: VerifyInventory, path: str) -> None:
     """Add the tensors of the file `path`, or what is wrong with it."""
     try:
         if inventory.sizes[path] < 0:
             raise DataMismatchError("is a link to a file that does not exist")
         inventory.file(path)
         if path.endswith(".safetensors"):
-            _add_safetensors(inventory, location, path)
+            _add_safetensors(inventory, path)
         else:
-            _add_torch(inventory, location, path)
+            _add_torch(inventory, path)
     except UsageError as error:  # this torch lacks a dtype
         inventory.unproved[path] = str(error)
     except (DataMismatchError, TransferError) as error:
-        inventory.error(path, unreadable(error).removeprefix(f"{location.path(path)}: "))
+        inventory.error(path, unreadable(error).removeprefix(f"{inventory.location.path(path)}: "))
 
 
-def _add_safetensors(inventory: VerifyInventory, location: FileTree, path: str) -> None:
+def _add_safetensors(inventory: VerifyInventory, path: str) -> None:
     inventory.found("safetensors")
+    location = inventory.location
     header, size = safetensors.read_header(path, location.home, location.writer)
     start, expected = 8 + len(header), 0
     for begin, end, name, kind in tensors_of(location.path(path), header):
@@ -78,8 +79,8 @@ def _add_safetensors(inventory: VerifyInventory, location: FileTree, path: str) 
     inventory.unproved.setdefault(path, _NO_CHECKSUM)
 
 
-def _add_torch(inventory: VerifyInventory, location: FileTree, path: str) -> None:
-    with closing(location.source(path)) as source:
+def _add_torch(inventory: VerifyInventory, path: str) -> None:
+    with closing(inventory.location.source(path)) as source:
         begin = source.read(len(_ZIP))
         if begin.startswith(_PICKLE):
             inventory.found("pickle")

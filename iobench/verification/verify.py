@@ -11,7 +11,7 @@ import xxhash
 from iobench._version import __version__
 from iobench.checkpoint.manifest import FileRecord, Manifest, Piece
 from iobench.errors import DataMismatchError, TransferError, UsageError
-from iobench.verification.directories import SIDECAR, add_all, add_record
+from iobench.verification.directories import SIDECAR, add_record, inventory_of
 from iobench.verification.file_tree import FileTree, unreadable
 from iobench.verification.inventory import (
     CheckedRange,
@@ -58,7 +58,7 @@ def verify(
             if size >= 0 and name != sidecar:
                 inventory.file(name)
     else:
-        _add_recorded(inventory, location, sidecar)
+        _add_recorded(inventory, sidecar)
     if not inventory.files and not inventory.findings:
         raise UsageError(
             f"{path}: no checkpoint was recognised; iobench verify reads checkpoints of iobench, "
@@ -72,7 +72,7 @@ def verify(
             layers.append(recorded[name])
         return layers
 
-    read_all(inventory, location, more, progress)
+    read_all(inventory, more, progress)
     counted = counts.summary(inventory) if values else None
     report = VerifyReport(
         findings=tuple(sorted(inventory.findings, key=lambda one: one.severity)),
@@ -95,13 +95,6 @@ def writer_for(path: str | Path, writer: Writer | str | None) -> Writer:
     return writer_of(writer or ("s3" if is_s3(path) else "hybrid"))
 
 
-def inventory_of(location: FileTree) -> VerifyInventory:
-    """Return the files and tensors of `location`, and what is wrong with their indexes."""
-    inventory = VerifyInventory(sizes=location.sizes)
-    add_all(inventory, location)
-    return inventory
-
-
 def _unproved(inventory: VerifyInventory) -> dict[str, str]:
     """Return why files have no checksum, without those of which every byte has one."""
     return {
@@ -112,8 +105,9 @@ def _unproved(inventory: VerifyInventory) -> dict[str, str]:
     }
 
 
-def _add_recorded(inventory: VerifyInventory, location: FileTree, sidecar: str) -> None:
+def _add_recorded(inventory: VerifyInventory, sidecar: str) -> None:
     """Add the checksums that an earlier call has recorded."""
+    location = inventory.location
     try:
         if not location.single and sidecar not in location.sizes:
             return
