@@ -31,7 +31,8 @@ from iobench.formats.torch_zip import Recorded
 from iobench.writers.image import FileImage
 
 _LAST = "byteorder"  # the last record before the storages
-_STREAM = "archive"  # torch's name of the zip folder for a stream and for a non-ASCII path
+STREAM = "archive"
+"""torch's name of the zip folder for a stream, and for a path that is not ASCII."""
 
 _settings_lock = threading.RLock()
 """Held while torch's settings differ from the caller's."""
@@ -63,16 +64,8 @@ def layout(
     if not options.get("_use_new_zipfile_serialization", True) or not is_like_stock():
         return None
     whole = os.path.join(target, path)
-    folder = _folder(os.path.basename(path)) if whole.isascii() else _STREAM
+    folder = _folder(os.path.basename(path)) if whole.isascii() else STREAM
     return _layout(path, folder, state, crc, options)
-
-
-def stream_layout(tensor: torch.Tensor, *, crc: bool) -> TorchLayout | None:
-    """Return torch's own bytes of the file of `tensor` in a stream, such as a part of a DCP file.
-
-    The storage's bytes are not read. Returns None for an unknown version of torch.
-    """
-    return _layout(_STREAM, _STREAM, tensor, crc, {}) if is_like_stock() else None
 
 
 def _layout(
@@ -165,7 +158,7 @@ def _is_stocks(state: Any, crc: bool) -> bool:
     stock = io.BytesIO()
     with crc32_setting(crc):
         torch.save(state, stock)
-    described = _layout(_STREAM, _STREAM, state, crc, {})
+    described = _layout(STREAM, STREAM, state, crc, {})
     made = described.image(described.memories())
     return b"".join(view.tobytes() for view in made.views(0, made.size_bytes)) == stock.getvalue()
 

@@ -94,7 +94,7 @@ def template(dtype: torch.dtype, shape: tuple[int, ...], found: Settings) -> Ten
     """
     size = torch.Size(shape).numel() * dtype.itemsize
     sample = torch.from_numpy(fresh_pages(size, huge=False)).view(dtype).view(shape)
-    layout = torch_image.stream_layout(sample, crc=found.crc)
+    layout = torch_image.layout(torch_image.STREAM, sample, crc=found.crc)
     if layout is None:
         return None
     ((start, size),) = layout.sizes.items()

@@ -16,7 +16,7 @@ from iobench.formats.tensor_slices import room_for
 from iobench.formats.tensors import torch_dtype
 from iobench.verification.directories import inventory_of
 from iobench.verification.file_tree import FileTree, unreadable
-from iobench.verification.inventory import ListedTensor, TensorPart, VerifyReport
+from iobench.verification.inventory import ListedTensor, TensorPart, VerifyInventory, VerifyReport
 from iobench.verification.reading import OnRead
 from iobench.verification.values import ValueCounts
 from iobench.verification.verify import writer_for
@@ -39,12 +39,10 @@ def verify_against(
     tensors. Raises UsageError if they have no tensor in common, and TransferError.
     """
     began = time.perf_counter()
-    sides = [_Side(one, writer_for(one, writer)) for one in (path, other)]
-    found = sides[0].inventory
-    found.findings += [
-        replace(one, path=f"{other}/{one.path}") for one in sides[1].inventory.findings
-    ]
-    first, second = (side.by_name() for side in sides)
+    sides = [inventory_of(FileTree(one, writer_for(one, writer))) for one in (path, other)]
+    found = sides[0]
+    found.findings += [replace(one, path=f"{other}/{one.path}") for one in sides[1].findings]
+    first, second = map(_by_name, sides)
     if not first.keys() & second.keys():
         first, second = _without_prefix(first), _without_prefix(second)
     common = first.keys() & second.keys()
@@ -69,8 +67,8 @@ def verify_against(
             progress(done, total)
     return VerifyReport(
         findings=tuple(found.findings),
-        kinds=(*found.kinds, *sides[1].inventory.kinds),
-        files=sum(len(side.inventory.files) for side in sides),
+        kinds=(*found.kinds, *sides[1].kinds),
+        files=sum(len(side.files) for side in sides),
         tensors=len(common),
         size_bytes=2 * total,
         proved_bytes=0,
@@ -80,41 +78,37 @@ def verify_against(
     )
 
 
-class _Side:
-    """One of the two."""
+def _by_name(inventory: VerifyInventory) -> dict[str, ListedTensor]:
+    """Return the tensors by name, with the file where several files have this name."""
+    names = Counter(one.name for one in inventory.tensors)
+    return {
+        one.name if names[one.name] == 1 else f"{_file(one)}:{one.name}": one
+        for one in inventory.tensors
+    }
 
-    def __init__(self, path: str | Path, writer: Writer) -> None:
-        self.inventory = inventory_of(FileTree(path, writer))
 
-    def by_name(self) -> dict[str, ListedTensor]:
-        """Return the tensors by name, with the file where several files have this name."""
-        names = Counter(one.name for one in self.inventory.tensors)
-        return {
-            one.name if names[one.name] == 1 else f"{_file(one)}:{one.name}": one
-            for one in self.inventory.tensors
-        }
+def _read(tree: FileTree, tensor: ListedTensor) -> Bytes:
+    """Return the bytes of a tensor, contiguous, from all its parts."""
+    dtype = np.dtype((np.void, torch_dtype(tensor.dtype).itemsize))
+    parts = [(part, _read_part(tree, part)) for part in tensor.parts if part.start < part.stop]
+    if len(parts) == 1 and parts[0][0].sizes == tensor.shape and not parts[0][0].strides:
+        return parts[0][1]
+    whole = np.zeros(tensor.shape, dtype=dtype)
+    for part, data in parts:
+        box = tuple(slice(o, o + n) for o, n in zip(part.offsets, part.sizes, strict=True))
+        if part.strides is None:
+            whole[box] = data.view(dtype).reshape(part.sizes)
+        else:
+            steps = tuple(step * dtype.itemsize for step in part.strides)
+            whole[box] = np.ndarray(part.sizes, dtype, data.data, 0, steps)
+    return whole.reshape(-1).view(np.uint8)
 
-    def read(self, tensor: ListedTensor) -> Bytes:
-        """Return the bytes of a tensor, contiguous, from all its parts."""
-        dtype = np.dtype((np.void, torch_dtype(tensor.dtype).itemsize))
-        parts = [(part, self._part(part)) for part in tensor.parts if part.start < part.stop]
-        if len(parts) == 1 and parts[0][0].sizes == tensor.shape and not parts[0][0].strides:
-            return parts[0][1]
-        whole = np.zeros(tensor.shape, dtype=dtype)
-        for part, data in parts:
-            box = tuple(slice(o, o + n) for o, n in zip(part.offsets, part.sizes, strict=True))
-            if part.strides is None:
-                whole[box] = data.view(dtype).reshape(part.sizes)
-            else:
-                steps = tuple(step * dtype.itemsize for step in part.strides)
-                whole[box] = np.ndarray(part.sizes, dtype, data.data, 0, steps)
-        return whole.reshape(-1).view(np.uint8)
 
-    def _part(self, part: TensorPart) -> Bytes:
-        tree, room = self.inventory.location, room_for(part.start, part.stop)
-        image = WindowImage(part.file, tree.sizes[part.file], part.start, room)
-        tree.writer.read(image, tree.home, start=part.start, stop=part.stop)
-        return room
+def _read_part(tree: FileTree, part: TensorPart) -> Bytes:
+    room = room_for(part.start, part.stop)
+    image = WindowImage(part.file, tree.sizes[part.file], part.start, room)
+    tree.writer.read(image, tree.home, start=part.start, stop=part.stop)
+    return room
 
 
 def _file(tensor: ListedTensor) -> str:
@@ -133,7 +127,7 @@ def _without_prefix(tensors: dict[str, ListedTensor]) -> dict[str, ListedTensor]
 
 
 def _difference(
-    sides: list[_Side],
+    sides: list[VerifyInventory],
     one: ListedTensor,
     same: ListedTensor,
     other: str,
@@ -144,7 +138,9 @@ def _difference(
         here, there = (f"{t.dtype} {list(t.shape)}" for t in (one, same))
         return f"is {here}, but {there} in {other}"
     try:
-        data, expected = (side.read(t) for side, t in zip(sides, (one, same), strict=True))
+        data, expected = (
+            _read(side.location, t) for side, t in zip(sides, (one, same), strict=True)
+        )
     except (DataMismatchError, TransferError) as error:
         return unreadable(error)
     if counts is not None:
