@@ -60,8 +60,7 @@ class EngineOptions:
     """How much memory the engine may use, and how it reads and writes."""
 
     memory_bytes: int
-    iodepth: int
-    block_size: int
+    speed: Speed
     max_backlog: int
 
     @classmethod
@@ -78,15 +77,9 @@ class EngineOptions:
             raise OptionError(f"max_backlog={max_backlog}: 0 or more steps")
         return cls(
             memory_bytes=parse_size(memory, "memory"),
-            iodepth=iodepth,
-            block_size=size,
+            speed=Speed(iodepth=iodepth, block_size=size),
             max_backlog=max_backlog,
         )
-
-    @property
-    def speed(self) -> Speed:
-        """The arguments of reads and writes."""
-        return Speed(iodepth=self.iodepth, block_size=self.block_size)
 
 
 class Engine:
