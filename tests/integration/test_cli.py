@@ -287,14 +287,6 @@ def in_terminal(arguments: list[str | Path], cwd: Path, **environment: str) -> s
     return b"".join(output).decode()
 
 
-def test_colours_only_where_they_are_wanted(tmp_path) -> None:
-    """On a terminal, but not with NO_COLOR, and never in a pipe."""
-    arguments: list[str | Path] = ["show", EXAMPLE]
-    colour = re.compile(r"\x1b\[[0-9;]*3[0-7]m")
-    assert colour.search(in_terminal(arguments, tmp_path))
-    assert not colour.search(in_terminal(arguments, tmp_path, NO_COLOR="1"))
-
-
 def test_a_run_in_a_terminal(tiny_path, target, tmp_path) -> None:
     """A terminal shows a bar in place of lines, the report, and its cursor again."""
     text = in_terminal(
@@ -361,29 +353,6 @@ def test_a_value_of_no_meaning_names_its_option(iobench_inside, command, options
         done = iobench_inside(*command, option, value)
         check(done, 2, f"iobench {command[0]}: {option}", value[:20])
         assert len(done.stderr) < 250
-
-
-@pytest.mark.parametrize(
-    "verb", [("run", "--no-ceiling"), ("run", "--dry-run"), ("train", "--steps", "2")], ids=" ".join
-)
-def test_an_output_that_cannot_be_made_is_refused_first(
-    iobench_inside, tiny_path, target, tmp_path, verb
-) -> None:
-    """Before any probe of the writers, and before the plan."""
-    mine = tmp_path / "mine.jsonl"
-    mine.write_text("mine")
-    arguments = ("-w", tiny_path, "--target", target, "--writer", "buffered")
-    for output, words in (
-        (mine, "mine.jsonl exists and is not overwritten"),
-        (target, "exists and is not overwritten"),
-        (Path("/dev/full"), "/dev/full exists and is not overwritten"),
-        (mine / "run.jsonl", "mine.jsonl is not a directory"),
-        (tmp_path / "typo" / "run.jsonl", "there is no directory"),
-    ):
-        check(iobench_inside(*verb, *arguments, "-o", output), 2, words)
-    assert mine.read_text() == "mine"
-    assert not (tmp_path / "typo").exists()
-    assert os.listdir(target) == []
 
 
 @pytest.mark.root

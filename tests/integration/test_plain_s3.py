@@ -116,10 +116,3 @@ def test_saves_that_need_the_stock_function(caplog) -> None:
             tensors, "s3://bucket/m.safetensors", metadata=metadata, writer=chosen
         )
     assert not caplog.records, "nothing was done by the stock function"
-
-
-def test_what_goes_over_the_writer(server) -> None:
-    place, chosen = "s3://bucket/run", writer(server.endpoint_url)
-    state = {"a": torch.arange(30.0)}
-    iobench.torch.save(state, f"{place}/m.pt", writer=chosen)
-    assert torch.equal(iobench.torch.load(f"{place}/m.pt", writer=chosen)["a"], state["a"])

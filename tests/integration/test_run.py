@@ -131,15 +131,6 @@ def test_show_gives_the_same_table(run, iobench_inside, tmp_path) -> None:
         assert "buffered" in again.stdout
 
 
-def test_without_fio(run) -> None:
-    """`--no-fio` runs no fio, and the report says so."""
-    arguments = ("--writer", "buffered", "--no-fio", "--repeat", "1", "--format", "json")
-    document = document_of(run("--size", "full", *arguments))
-    assert document["ceiling"]["reason"] == "no fio job ran"
-    assert set(document["ceiling"].values()) == {None, "no fio job ran"}
-    assert {summary["of_ceiling"] for summary in document["summaries"]} == {None}
-
-
 def test_fio_is_missing(run, fio_unknown, tmp_path) -> None:
     """Without fio on PATH the run goes on without a ceiling, and the remedy is on stderr."""
     empty = tmp_path / "empty"

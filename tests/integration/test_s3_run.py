@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
 from support.preloaded import Preloaded
 
 from iobench.bench.choose import target_of
@@ -106,27 +105,3 @@ def test_what_a_killed_run_left_is_removed(tmp_path, server) -> None:
         with target_of(target, [WriterContender(make("s3"))]).scratch():
             pass
         assert Bucket(target).names() == {elsewhere}
-
-
-@pytest.mark.parametrize(
-    ("writer", "target", "code", "says"),
-    [
-        ("odirect", "s3://iobench/run", 2, "use --writer s3"),
-        ("s3", ".", 2, "needs a target s3://bucket/prefix"),
-        ("s3", "s3://no-such-bucket-here/run", 2, "no such bucket (NoSuchBucket)"),
-        ("s3,part_size=1MiB", "s3://iobench/run", 2, "part_size"),
-        ("s3,max_attempts=1,endpoint_url=http://127.0.0.1:9", "s3://iobench/run", 3, "endpoint"),
-    ],
-)
-def test_bad_input(iobench_inside, server, writer, target, code, says) -> None:
-    """One line on stderr, and the exit code of that kind of error."""
-    done = iobench_inside(*_RUN, "--writer", writer, "--target", target, **server.environment)
-    assert (done.returncode, done.stderr.count("\n")) == (code, 1), done.stderr
-    assert says in done.stderr
-
-
-def test_local_server_and_target_exclude_each_other(iobench_inside, tmp_path) -> None:
-    """--s3-local has its own target."""
-    done = iobench_inside(*_RUN, "--writer", "s3", "--s3-local", "--target", tmp_path)
-    assert done.returncode == 2
-    assert "--s3-local" in done.stderr

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import itertools
 import os
-import shutil
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from support.cli import app
 from support.one_by_one import OneByOne
-from typer.testing import CliRunner
 
 from iobench import linux
 from iobench.bench import fio
@@ -25,7 +21,6 @@ from iobench.bench import plan as plan_module
 from iobench.bench import trial as trials
 from iobench.bench.axes import Axes
 from iobench.bench.contenders.base import WriterContender
-from iobench.bench.counters import monitor as counters
 from iobench.bench.counters.monitor import Counters
 from iobench.bench.data.digests import Digests
 from iobench.bench.data.pool import RandomPool
@@ -38,7 +33,7 @@ from iobench.bench.targets import base, directory
 from iobench.bench.targets.base import OpenTarget
 from iobench.bench.targets.directory import DirectoryScratch, DirectoryTarget
 from iobench.environment import Machine, Storage
-from iobench.errors import RegressionError, TransferError
+from iobench.errors import TransferError
 from iobench.results import (
     CeilingSample,
     Cold,
@@ -52,7 +47,6 @@ from iobench.results.file import RecordFile
 from iobench.stats.comparison import noise_floor
 from iobench.units import MIB
 from iobench.workloads import Workload
-from iobench.writers import transfer
 from iobench.writers.base import Writer
 from iobench.writers.buffered import BufferedWriter
 from iobench.writers.image import FileImage
@@ -422,21 +416,6 @@ def test_several_targets_take_turns(execute: Callable[..., ResultFile], tmp_path
     assert len(set(map(tuple, orders))) > 1
 
 
-def test_one_of_several_targets_fails(execute: Callable[..., ResultFile], tmp_path: Path) -> None:
-    """Its failure is recorded once, and the writer goes on in the other target."""
-    writer = _Full(tmp_path / "b")
-    result = execute(writer, repeat=3, ceiling=False, names=("a", "b"))
-    (failure,) = result.failures
-    assert (failure.setting.axes.target, failure.repetition) == (str(tmp_path / "b"), 1)
-    counts = Counter((one.axes.target, one.operation) for one in result.samples)
-    assert counts == {
-        **{(str(tmp_path / "a"), operation): 3 for operation in ("save", "restore")},
-        **{(str(tmp_path / "b"), operation): 1 for operation in ("save", "restore")},
-    }
-    assert result.end is not None
-    assert result.end.status == "complete"
-
-
 @pytest.mark.parametrize(
     ("call", "at_end"), [("settled", False), ("settled", True), ("remove", False)]
 )
@@ -574,47 +553,3 @@ def test_fio_reserves_space_as_the_writers_do(
         made.append(make(name, fallocate=False) if option else make(name))
     execute(*made, repeat=1)
     assert {arguments["fallocate"] for arguments in fake_fio.arguments} == {expected}
-
-
-class _Sleepy(OneByOne):
-    """`buffered` that sleeps for a part of each write, on the clock of the test."""
-
-    def __init__(self, clock: Callable[[], float], sleep: Callable[[float], None]) -> None:
-        super().__init__()
-        self.clock, self.sleep = clock, sleep
-
-    def write(self, image: FileImage, target: str | Path, **options: Any) -> Transfer:
-        began = self.clock()
-        done = super().write(image, target, **options)
-        self.sleep(0.1 * (self.clock() - began))
-        return done
-
-
-def test_a_writer_that_sleeps_a_tenth_of_its_time_is_a_regression(
-    execute: Callable[..., ResultFile], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """From the run to exit code 5, on a fake clock. Without the sleep there is no regression."""
-    now = [0.0]
-
-    def read() -> float:
-        now[0] += 0.01
-        return now[0]
-
-    def sleep(seconds: float) -> None:
-        now[0] += seconds
-
-    for module in (counters, transfer):
-        clock = SimpleNamespace(perf_counter=read, process_time=read)
-        monkeypatch.setattr(module, "time", clock)
-    records = {}
-    for name, asleep in (("old", lambda _: None), ("same", lambda _: None), ("new", sleep)):
-        execute(_Sleepy(lambda: now[0], asleep), repeat=6, ceiling=False)
-        records[name] = shutil.copy(tmp_path / "run.jsonl", tmp_path / f"{name}.jsonl")
-    same, worse = (
-        CliRunner().invoke(app, ["compare", "--strict", str(records["old"]), str(records[name])])
-        for name in ("same", "new")
-    )
-    assert same.exception is None
-    assert isinstance(worse.exception, RegressionError)
-    assert worse.exception.exit_code == 5
-    assert str(worse.exception) == "slower by more than 5%: buffered save"

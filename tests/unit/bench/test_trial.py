@@ -15,15 +15,11 @@ from typing import Any
 import pytest
 from support.one_by_one import OneByOne
 
-from iobench.bench.choose import choose
 from iobench.bench.contenders.base import WriterContender
 from iobench.bench.counters import monitor as counters
 from iobench.bench.counters.monitor import Counters
-from iobench.bench.counters.sampler import Sampler
-from iobench.bench.data.replay import Replay
 from iobench.bench.judging.verdict import violations
 from iobench.bench.processes import job
-from iobench.bench.targets.base import OpenTarget
 from iobench.bench.targets.instruments import Instruments
 from iobench.bench.trial import Trial
 from iobench.checkpoint.manifest import MANIFEST
@@ -254,50 +250,6 @@ def test_a_failing_sync_publishes_nothing(
     with pytest.raises(TransferError, match="Input/output error"):
         one.save()
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("name", ["buffered", "peer:torch-save"])
-def test_nothing_of_ours_runs_inside_the_clock(
-    tmp_path: Path, tiny: Workload, idle: Any, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    """Bytes are made and evicted before it and verified after it; no thread of the bench runs."""
-    events: list[str] = []
-    threads: set[int] = set()
-
-    def noted(owner: type, method: str) -> None:
-        call = getattr(owner, method)
-
-        def wrapped(self: Any, *rest: Any, **named: Any) -> Any:
-            events.append(method)
-            threads.add(threading.active_count())
-            return call(self, *rest, **named)
-
-        monkeypatch.setattr(owner, method, wrapped)
-
-    (contender,), _ = choose(name, str(tmp_path))
-    noted(Replay, "prepare")
-    noted(Replay, "scrub")
-    noted(OpenTarget, "make_cold")
-    noted(counters.Counters, "__init__")
-    noted(counters.Counters, "stop")
-    noted(type(contender), "save")
-    noted(type(contender), "restore")
-    noted(type(contender), "verify")
-    one = make_trial(contender, tiny, tmp_path, idle)
-    before = threading.active_count()
-    with Sampler([]) as sampler:
-        one = replace(one, target=replace(one.target, sampler=sampler))
-        saved, restored = one.save(), one.restore()
-    assert events == [
-        *("prepare", "__init__", "save", "stop"),
-        *("scrub", "make_cold", "__init__", "restore", "stop", "verify"),
-    ]
-    assert threads == {before}
-    for sample in (saved, restored):
-        assert sample is not None
-        assert sample.series is not None
-        assert (sample.series.completed is None) is contender.is_peer
-        assert len(sample.series.counted or ()) == math.ceil(sample.elapsed_s / 0.1)
 
 
 class _NoFigures(OneByOne):

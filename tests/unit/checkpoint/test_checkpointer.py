@@ -1053,14 +1053,3 @@ def test_a_save_that_is_not_durable(make: Make, runs: Path, background: bool) ->
             save(ckpt)
         assert ckpt.steps() == [1]
     assert torch.equal(load_checkpoint(runs)["w"], torch.zeros(4))
-
-
-def test_a_writer_by_its_text(tmp_path: Path) -> None:
-    """A name with options, or the file of the tuner, like in `load_writer`."""
-    (tmp_path / "writer.toml").write_text(iobench.dump_writer(BufferedWriter(threads=3)))
-    for text in ("buffered,threads=3", f"{tmp_path}/writer.toml"):
-        with Checkpointer(tmp_path / "runs", writer=text) as ckpt:
-            ckpt.save({"a": torch.ones(3)}, step=1)
-        loaded = load_checkpoint(tmp_path / "runs", writer=text)
-        assert torch.equal(loaded["a"], torch.ones(3))
-        shutil.rmtree(tmp_path / "runs")

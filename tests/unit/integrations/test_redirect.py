@@ -8,7 +8,6 @@ import importlib
 import importlib.util
 import json
 import os
-import pickle
 import re
 import secrets
 import signal
@@ -180,29 +179,6 @@ def test_an_object_that_cannot_be_loaded_is_not_called_missing(tmp_path: Path) -
         loading("s3://bucket/model.pt")
     functions, _, _ = merged(tmp_path)
     assert functions["torch.load"].failed.calls == 1
-
-
-def test_an_object_that_cannot_be_pickled_is_not_stocks(tmp_path: Path) -> None:
-    """Stock would truncate the old file and then raise the same; here the file stays."""
-    torch_dropins = pytest.importorskip("iobench.integrations.torch_dropins")
-
-    def prepare(obj: object, f: Path) -> Callable[[], Transfer]:
-        return torch_dropins.prepare_save(BufferedWriter(), obj, f)
-
-    class Broken:
-        def __reduce__(self) -> str:
-            raise KeyError("broken")
-
-    (tmp_path / "session").mkdir()
-    file, counts = tmp_path / "m.pt", CallCounts(tmp_path / "session")
-    file.write_bytes(b"old")
-    saving = Redirect(name="torch.save", stock=_stock, file=(1, "f"), counts=counts).saving(prepare)
-    with pytest.raises((AttributeError, pickle.PicklingError), match="lambda"):
-        saving({"a": lambda: 1}, file)
-    with pytest.raises(KeyError, match="broken"):
-        saving([Broken()], file)
-    assert file.read_bytes() == b"old"
-    assert sorted(tmp_path.iterdir()) == [file, tmp_path / "session"]
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,6 @@ from iobench.linux import DioAlignment
 from iobench.testing import Footprint, content
 from iobench.writers.blocks import channel
 from iobench.writers.blocks.workers import BlockPool
-from iobench.writers.direct import engine as module
 from iobench.writers.direct import in_flight as flights
 from iobench.writers.direct.background import BackgroundSink
 from iobench.writers.direct.engine import BlockingEngine, DirectEngine, RingEngine
@@ -97,78 +96,6 @@ def test_blocks_are_bounded(fd: int, pool: CountedPool) -> None:
     _release(writer)
     assert 1 <= pool.most <= 4
     assert not pool.out
-
-
-def test_after_a_failure_nothing_is_written(
-    fd: int, pool: CountedPool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Blocks that are queued after a failed one return to the pool unwritten."""
-    written: list[int] = []
-    hold = threading.Event()
-
-    def write(fd: int, data: object, offset: int, alignment: int) -> int:
-        written.append(offset)
-        assert hold.wait(10)
-        raise OSError(errno.EIO, "I/O error")
-
-    monkeypatch.setattr(module, "pwrite_direct", write)
-    writer = _by_threads(fd, pool, 1)
-    _submit(writer, pool, range(2))
-    hold.set()
-    with pytest.raises(OSError, match="I/O error"):
-        _drain(writer)
-    _release(writer)
-    assert written == [0]
-    assert (pool.most, len(pool.out)) == (2, 0)
-
-
-def test_ctrl_c_while_the_threads_end(
-    fd: int,
-    pool: CountedPool,
-    monkeypatch: pytest.MonkeyPatch,
-    impatience: _Impatience,
-) -> None:
-    """It is raised once they have ended; with drop, queued blocks are not written."""
-    written: list[int] = []
-    begun, go_on = threading.Event(), threading.Event()
-
-    def write(fd: int, data: object, offset: int, alignment: int) -> int:
-        begun.set()
-        assert go_on.wait(10)
-        written.append(offset)
-        return 1
-
-    monkeypatch.setattr(module, "pwrite_direct", write)
-    writer = _by_threads(fd, pool, 1)
-    with Footprint.unchanged():
-        _submit(writer, pool, range(2))
-        assert begun.wait(10)
-        with impatience(go_on):
-            _release(writer, failed=True)
-    assert written == [0]
-    assert not pool.out
-
-
-@pytest.mark.parametrize("starts", [True, False])
-def test_a_start_that_is_interrupted_or_fails(
-    fd: int, pool: BlockPool, monkeypatch: pytest.MonkeyPatch, starts: bool
-) -> None:
-    """The writer waits for a thread that runs nevertheless, and for none that does not run."""
-    start = threading.Thread.start
-
-    def broken(thread: threading.Thread) -> None:
-        if not starts:
-            raise RuntimeError("can't start new thread")
-        start(thread)
-        raise KeyboardInterrupt
-
-    writer = _by_threads(fd, pool, 2)
-    with Footprint.unchanged():
-        with monkeypatch.context() as patch:
-            patch.setattr(threading.Thread, "start", broken)
-            with pytest.raises(KeyboardInterrupt if starts else RuntimeError):
-                writer.put(pool.take(), 0)
-        _release(writer, failed=True)
 
 
 class _Ring:

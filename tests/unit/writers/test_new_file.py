@@ -134,25 +134,6 @@ def test_a_directory_that_could_not_be_synced_is_synced_by_the_next(
     assert synced == [str(tmp_path / "a"), str(tmp_path)]
 
 
-def test_the_bytes_are_synced_before_the_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The order that makes a crash harmless: file sync, rename, directory sync."""
-    steps: list[str] = []
-    for name in ("fsync", "replace"):
-        real = getattr(os, name)
-
-        def spy(*arguments, _name=name, _real=real):
-            steps.append(_name)
-            return _real(*arguments)
-
-        monkeypatch.setattr(os, name, spy)
-    file = _new(tmp_path / "file")
-    file.sync()
-    file.publish(sync_names=True)
-    assert steps == ["fsync", "replace", "fsync"]
-
-
 @pytest.mark.parametrize("through_link", [False, True])
 @pytest.mark.parametrize("make", [os.mkdir, os.mkfifo], ids=["directory", "pipe"])
 def test_only_a_regular_file_is_replaced(
@@ -191,17 +172,6 @@ def test_permissions_are_copied(mode: int, tmp_path: Path, monkeypatch: pytest.M
         file.publish(sync_names=False)
     assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == mode
     assert not meter.fallbacks
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
-def test_the_owner_is_copied(tmp_path: Path) -> None:
-    """A file that root replaces keeps its owner, who could not read it otherwise."""
-    (tmp_path / "file").write_bytes(b"old")
-    (tmp_path / "file").chmod(0o600)
-    os.chown(tmp_path / "file", 1234, 5678)
-    _new(tmp_path / "file").publish(sync_names=False)
-    found = (tmp_path / "file").stat()
-    assert (found.st_uid, found.st_gid, stat.S_IMODE(found.st_mode)) == (1234, 5678, 0o600)
 
 
 def _attributes(path: Path) -> dict[str, bytes]:
