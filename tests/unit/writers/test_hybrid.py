@@ -162,24 +162,6 @@ def test_pages_written_twice_leave_the_cache_between(
             assert (start, stop) in paths.left
 
 
-def test_a_tail_costs_no_direct_write(tmp_path: Path, paths: _Paths) -> None:
-    """Whole pages of a large file go past the page cache, the rest of its last page through it."""
-    _require_direct(tmp_path)
-    paths.seen.clear()
-    data = content(2 * _BLOCK + _SMALL + 101)[1:]  # at an odd address
-    writer = _writer(iodepth=1, paths="direct", uring=False)
-    moved = writer.write(FileImage.of("file", [data]), tmp_path)
-    end = len(data) - len(data) % _PAGE
-    assert paths.seen == [
-        ("direct", 0, _BLOCK),
-        ("direct", _BLOCK, 2 * _BLOCK),
-        ("direct", 2 * _BLOCK, end),
-        ("buffered", end, len(data)),
-    ]
-    assert moved.decisions == {"direct: large": 3, "buffered: small": 1}
-    assert moved.paths["direct"].bytes == end
-
-
 @pytest.mark.parametrize("size", [0, 1, 4096, _SMALL - 1])
 def test_a_small_file_opens_nothing_direct(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
@@ -340,23 +322,6 @@ def _written(
         stream.write(data)
     assert stream.transfer is not None
     return stream.transfer
-
-
-@pytest.mark.parametrize("streamed", [False, True])
-def test_large_blocks_use_a_ring(tmp_path: Path, streamed: bool) -> None:
-    """Direct operations go in pieces by a ring; the tail goes through the page cache."""
-    _require_ring(tmp_path)
-    data, writer = content(8 * _BLOCK + 100), _writer(paths="direct")
-    moved = _written(writer, data, tmp_path, streamed=streamed)
-    assert moved.paths["io_uring direct"].bytes == 8 * _BLOCK
-    assert moved.fallbacks == ()
-    assert moved.decisions["buffered: small"] == 1
-    with (tmp_path / "file").open("rb") as file:
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    back = np.zeros(len(data) + 1, dtype=np.uint8)[1:]
-    read = writer.read(FileImage.of("file", [back]), tmp_path)
-    assert np.array_equal(back, data)
-    assert read.paths["io_uring direct"].operations == 8
 
 
 @pytest.mark.parametrize("streamed", [False, True])
