@@ -240,19 +240,6 @@ def refused(tiny_path, target, output, capfd) -> Callable[..., None]:
     return call
 
 
-@pytest.mark.parametrize(
-    ("words", "writers"),
-    [
-        ("gds is not available here", "gds"),
-        ("no writer is available here: ", "s3,gds"),
-        ("null stores nothing; choose another --writer", "null"),
-    ],
-)
-def test_no_writer_is_available(refused, words: str, writers: str) -> None:
-    """One line with the remedy, and no file."""
-    refused(3, words, "--writer", writers)
-
-
 def test_a_journal_that_exists(refused, tmp_path, monkeypatch) -> None:
     """It is refused before the target is inspected and any writer is tried, and is not changed."""
 

@@ -200,13 +200,6 @@ def test_what_does_not_fit_is_not_begun(tmp_path: Path) -> None:
         run_job(JOB, "save", tmp_path, 2 * space.f_blocks * space.f_frsize)
 
 
-def test_fio_that_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The remedy is in the message."""
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(FioError, match="apt-get install fio"):
-        run_job(JOB, "save", tmp_path, MIB)
-
-
 @pytest.fixture
 def sleeping_fio(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[subprocess.Popen[str]]:
     """A program in place of fio that sleeps. Returns the processes, as they are started."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -84,16 +83,6 @@ def test_the_clock_starts_when_all_are_ready(group: Group, tmp_path: Path) -> No
     for one in saved:
         assert one.at_s >= moment_s + one.late_s + one.transfer.elapsed_s
         assert one.clock_error_s == 0.0
-
-
-@pytest.mark.slow
-def test_only_the_first_ones_take_part(group: Group, tmp_path: Path) -> None:
-    """With one job of two the other one saves nothing, and both go on."""
-    group.jobs.ask(1, PREPARE)
-    ref = CheckpointRef(contender=0, shape=0, directory=str(tmp_path))
-    assert len(group.jobs.ask(1, partial(Job.save, ref=ref), lambda _: None)) == 1
-    assert os.listdir(tmp_path) == ["job-0"]
-    group.again()
 
 
 @pytest.mark.slow

@@ -156,8 +156,3 @@ def test_what_is_no_duration(
 ) -> None:
     with pytest.raises(UsageError, match=message):
         Repeat.sustained(duration, until, max_bytes)
-
-
-def test_more_bytes_than_may_be_written() -> None:
-    with pytest.raises(UsageError, match="one save by each writer is 2\\."):
-        Repeat.sustained("1s", None, "1MiB").writing(2 * MIB)

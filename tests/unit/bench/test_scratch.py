@@ -42,14 +42,6 @@ def left_by_a_killed_run(target: Path, *, lock: bool = True) -> Path:
     return directory
 
 
-@pytest.mark.parametrize("error", [OSError("no"), KeyboardInterrupt(), SystemExit(1)], ids=repr)
-def test_it_is_removed_on_an_error(tmp_path: Path, error: BaseException) -> None:
-    """The error propagates, and no file is left."""
-    with pytest.raises(type(error)):
-        fail_inside(tmp_path, error)
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_second_interrupt_does_not_stop_the_removal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -82,13 +74,6 @@ def test_an_interrupt_just_before_the_removal(
     with pytest.raises(KeyboardInterrupt), scratch_directory(tmp_path) as directory:
         fill(directory)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_what_a_killed_run_left_is_removed(tmp_path: Path) -> None:
-    """A directory with a free lock is removed before the new one is made."""
-    left_by_a_killed_run(tmp_path)
-    with scratch_directory(tmp_path) as directory:
-        assert list(tmp_path.iterdir()) == [directory]
 
 
 def test_a_run_killed_at_the_end_of_its_removal(tmp_path: Path) -> None:
@@ -162,15 +147,6 @@ def test_the_lock_is_removed_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(os, "unlink", unlinked)
     scratch._remove(left, contextlib.ExitStack())
     assert (removed[-1], sorted(removed)) == ("lock", ["file", "file", "lock"])
-
-
-def test_a_live_runs_directory_stays(tmp_path: Path) -> None:
-    """Two runs in one target do not disturb each other."""
-    with scratch_directory(tmp_path) as first:
-        fill(first)
-        with scratch_directory(tmp_path) as second:
-            assert {first, second} == set(tmp_path.iterdir())
-        assert (first / "step-0/global/file").exists()
 
 
 def test_nothing_else_in_the_target_is_touched(tmp_path: Path) -> None:

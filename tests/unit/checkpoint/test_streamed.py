@@ -13,7 +13,7 @@ import torch
 from support.fake_cuda import FakeCuda
 from support.fake_device import states_on_a_gpu
 
-from iobench import Checkpointer, KeepLast, Memory, Remote, load_checkpoint
+from iobench import Checkpointer, Memory, load_checkpoint
 from iobench.checkpoint.content import Streamed
 from iobench.checkpoint.slots import SlotPool
 from iobench.errors import StateError, TransferError
@@ -434,17 +434,3 @@ def _peak() -> int:
     lines = dict(line.split(":") for line in Path("/proc/self/status").read_text().splitlines())
     Path("/proc/self/clear_refs").write_text("5")
     return int(lines["VmHWM"].split()[0]) * KIB
-
-
-def test_copied_to_a_remote_tier(runs: Path, expect_same: Any) -> None:
-    """The drain reads the files; retention removes them."""
-    states = [_state(seed) for seed in range(3)]
-    tiers = [Remote(runs / "remote")]
-    budget = _size(states[0], runs) // 3
-    with Checkpointer(runs / "a", budget=budget, keep=KeepLast(1), tiers=tiers) as ckpt:
-        for step, state in enumerate(states):
-            ckpt.save_async(state, step)
-        ckpt.wait("remote")
-        assert all(save.streamed for save in ckpt.saves)
-    with Checkpointer(runs / "b", tiers=tiers) as other:
-        expect_same(states[2], other.load())

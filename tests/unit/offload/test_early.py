@@ -298,68 +298,6 @@ def test_gradients_that_do_not_come(tmp_path: Path) -> None:
         assert_equal(snapshot(optimizer), stock.snapshot())
 
 
-def test_a_network(tmp_path: Path) -> None:
-    """Tied weights, closures and clipping, which changes gradients in some of the steps."""
-
-    def model() -> torch.nn.Module:
-        torch.manual_seed(0)
-        made = torch.nn.Sequential(
-            torch.nn.Embedding(50, 40), torch.nn.Linear(40, 40), torch.nn.Linear(40, 50, bias=False)
-        )
-        made[2].weight = made[0].weight
-        return made
-
-    ours, other = model(), model()
-    optimizer = AdamW(ours.parameters(), tmp_path, **VALUES, **OPTIONS, overlap=True)
-    stock = torch.optim.AdamW(other.parameters(), fused=True, **VALUES)
-    with optimizer, warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for step in range(6):
-            batch = torch.arange(20).view(2, 10) + step
-            for network, one in ((ours, optimizer), (other, stock)):
-
-                def closure(
-                    network: torch.nn.Module = network,
-                    one: torch.optim.Optimizer = one,
-                    batch: torch.Tensor = batch,
-                    step: int = step,
-                ) -> torch.Tensor:
-                    one.zero_grad()
-                    output = network(batch).flatten(0, 1)
-                    loss = torch.nn.functional.cross_entropy(output, batch.flatten() + 1)
-                    loss.backward()
-                    torch.nn.utils.clip_grad_norm_(network.parameters(), 0.1 if step == 2 else 1e3)
-                    return loss
-
-                one.step(closure)
-        for mine, theirs in zip(ours.parameters(), other.parameters(), strict=True):
-            assert torch.equal(mine, theirs)
-
-
-def test_grad_scaler(tmp_path: Path) -> None:
-    """A step with infinite gradients is skipped, though its chunks were updated."""
-    parameters = [torch.nn.Parameter(p.float()) for p in make_parameters()]
-    stock = Stock([p.detach().clone() for p in parameters])
-    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
-    with _made(tmp_path, parameters) as optimizer, warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for step in range(4):
-            optimizer.zero_grad()
-            optimizer._state.early._stopped = False  # no pause
-            for index, parameter in enumerate(parameters):
-                loss = (parameter * gradient(parameter, step, index)).sum()
-                scaler.scale(loss * (float("inf") if step == 1 else 1.0)).backward()
-            scaler.unscale_(optimizer)
-            for parameter, model in zip(parameters, stock.model, strict=True):
-                model.grad = parameter.grad.clone()
-            scaler.step(optimizer)
-            scaler.update()
-            if step != 1:
-                stock.step()
-        assert optimizer.updates == 3
-        assert_equal(snapshot(optimizer), stock.snapshot())
-
-
 def test_damage_is_found_during_backward(tmp_path: Path) -> None:
     """It is the error of `step`, and the parameters are those before."""
     with _made(tmp_path, make_parameters()) as optimizer:

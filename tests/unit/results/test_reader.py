@@ -19,16 +19,6 @@ EXAMPLE = Path(__file__).with_name("example.jsonl").read_bytes()
 LINES = EXAMPLE.splitlines(keepends=True)
 
 
-def refusal(path: Path, content: bytes) -> str:
-    path.write_bytes(content)
-    with pytest.raises(ResultFileError) as caught:
-        read(path)
-    message = str(caught.value)
-    assert "\n" not in message
-    assert message.startswith(str(path))
-    return message.removeprefix(str(path))
-
-
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "run.jsonl"
@@ -56,106 +46,85 @@ def test_a_killed_run_loads_and_says_so(path: Path) -> None:
     )
 
 
-def test_missing_file(path: Path) -> None:
-    with pytest.raises(
-        ResultFileError, match=r"run\.jsonl: no such file; iobench writes its records"
+def test_no_file(path: Path) -> None:
+    for one, why in (
+        (path, "no such file; iobench writes its records"),
+        (path.parent, "is a directory; give a result file"),
     ):
-        read(path)
+        with pytest.raises(ResultFileError, match=why):
+            read(one)
 
 
-def test_a_directory_is_no_file(tmp_path: Path) -> None:
-    with pytest.raises(ResultFileError, match="is a directory; give a result file"):
-        read(tmp_path)
+def _cut(line: bytes) -> bytes:
+    return line[:40]
 
 
-@pytest.mark.parametrize("content", [b"", b"\n", b"  \n\n"])
-def test_empty_file(path: Path, content: bytes) -> None:
-    assert "is empty" in refusal(path, content)
-
-
-@pytest.mark.parametrize(
-    "content",
-    [b"hello\n", b"{\n}\n", b"\x89PNG\r\n", b"\x00" * 4096, b"[" * 100_000, b'{"schema": "iob'],
-)
-def test_not_json(path: Path, content: bytes) -> None:
-    assert refusal(path, content).startswith(
-        ", line 1: not JSON; give a .jsonl file that iobench wrote"
-    )
-
-
-@pytest.mark.parametrize("content", [b"{}", b"3\n", b'{"schema": "other/1"}\n', b"null"])
-def test_foreign_json(path: Path, content: bytes) -> None:
-    assert refusal(path, content) == ", line 1: not a record of an iobench result file"
-
-
-def test_a_journal_of_autotune_is_named(path: Path) -> None:
-    """It is stored next to result files, under results/."""
-    message = refusal(path, b'{"schema": "iobench.tune/1", "kind": "tuning"}\n')
-    assert message.startswith(" is a journal of iobench autotune, not an iobench result file; ")
-    assert message.endswith(f"iobench autotune --resume {path} continues it")
-
-
-def test_a_record_of_a_benchmark_is_named(path: Path) -> None:
-    """The repository has some next to its result files, under results/benchmarks."""
-    message = refusal(path, b'{"schema": "iobench.benchmark/1", "kind": "benchmark"}\n')
-    assert message == (
-        " is a record of a script in benchmarks/, not an iobench result file; "
-        f"python benchmarks/tables.py {path} prints its table"
-    )
-
-
-def test_a_newer_schema_says_to_upgrade(path: Path) -> None:
-    message = refusal(path, EXAMPLE.replace(b"iobench.result/1", b"iobench.result/2"))
-    assert message == (
-        ", line 1: written by a newer iobench (schema iobench.result/2); upgrade iobench to read it"
-    )
-
-
-def test_a_record_before_the_header(path: Path) -> None:
-    assert refusal(path, b"".join(LINES[1:])).startswith(", line 1: the run header is missing")
-
-
-def test_two_runs_in_one_file(path: Path) -> None:
-    assert ", line 21: a record after the end" in refusal(path, EXAMPLE + LINES[3])
-    assert ", line 6: a second run begins" in refusal(path, b"".join(LINES[:5]) + EXAMPLE)
-
-
-def test_a_record_of_another_run(path: Path) -> None:
-    other = LINES[3].replace(b"0f3a5c7e9b1d2f46", b"ffffffffffffffff")
-    assert refusal(path, LINES[0] + other) == (
-        ", line 2: belongs to run ffffffffffffffff, not to 0f3a5c7e9b1d2f46"
-    )
-
-
-def test_a_cut_last_line_says_how_to_go_on(path: Path) -> None:
-    message = refusal(path, b"".join(LINES[:5]) + LINES[5][:40])
-    assert message == (
-        ", line 6: cut short, as when a run is killed; "
-        f"to read the lines before it: sed -i '$d' {path}"
-    )
-
-
-def test_damage_in_the_middle(path: Path) -> None:
-    broken = b"".join([*LINES[:4], LINES[4][:40] + b"\n", *LINES[5:]])
-    assert ", line 5: damaged, not JSON" in refusal(path, broken)
-
-
-def test_a_removed_sample_is_noticed(path: Path) -> None:
-    assert "the run wrote 12 samples and 11 are here" in refusal(
-        path, b"".join([*LINES[:4], *LINES[5:]])
-    )
-
-
-@pytest.mark.parametrize("number", ["NaN", "Infinity", "1e999", "9" * 400, "9" * 5000])
-def test_numbers_that_are_no_figures_are_damage(path: Path, number: str) -> None:
+def _with_number(number: str) -> bytes:
+    """The header with a number in its plan."""
     values = json.loads(LINES[0]) | {"plan": {"x": "HERE"}}
-    line = json.dumps(values).replace('"HERE"', number)
-    assert ", line 1: not JSON" in refusal(path, line.encode() + b"\n")
+    return json.dumps(values).replace('"HERE"', number).encode() + b"\n"
 
 
-def test_wrong_values_name_line_and_field(path: Path) -> None:
-    broken = LINES[0] + LINES[3].replace(b'"retries": 0', b'"retries": "none"')
-    assert refusal(path, broken) == ", line 2: Expected `int`, got `str` - at `$.retries`"
+_NOT_JSON = ", line 1: not JSON; give a .jsonl file that iobench wrote"
+_FOREIGN = ", line 1: not a record of an iobench result file"
+_REFUSED: list[tuple[bytes, str]] = [
+    *((content, "is empty") for content in (b"", b"\n", b"  \n\n")),
+    *((content, _NOT_JSON) for content in (b"hello\n", b"{\n}\n", b"\x89PNG\r\n", b"\x00" * 4096)),
+    *((content, _NOT_JSON) for content in (b"[" * 100_000, b'{"schema": "iob')),
+    *(
+        (_with_number(one), _NOT_JSON)
+        for one in ("NaN", "Infinity", "1e999", "9" * 400, "9" * 5000)
+    ),
+    *((content, _FOREIGN) for content in (b"{}", b"3\n", b'{"schema": "other/1"}\n', b"null")),
+    (  # stored next to result files, under results/
+        b'{"schema": "iobench.tune/1", "kind": "tuning"}\n',
+        " is a journal of iobench autotune, not an iobench result file; iobench show {path} prints "
+        "it, and iobench autotune --resume {path} continues it",
+    ),
+    (  # the repository has some under results/benchmarks
+        b'{"schema": "iobench.benchmark/1", "kind": "benchmark"}\n',
+        " is a record of a script in benchmarks/, not an iobench result file; "
+        "python benchmarks/tables.py {path} prints its table",
+    ),
+    (
+        EXAMPLE.replace(b"iobench.result/1", b"iobench.result/2"),
+        ", line 1: written by a newer iobench (schema iobench.result/2); upgrade iobench to "
+        "read it",
+    ),
+    (b"".join(LINES[1:]), ", line 1: the run header is missing"),
+    (EXAMPLE + LINES[3], ", line 21: a record after the end"),
+    (b"".join(LINES[:5]) + EXAMPLE, ", line 6: a second run begins"),
+    (
+        LINES[0] + LINES[3].replace(b"0f3a5c7e9b1d2f46", b"ffffffffffffffff"),
+        ", line 2: belongs to run ffffffffffffffff, not to 0f3a5c7e9b1d2f46",
+    ),
+    (
+        b"".join(LINES[:5]) + _cut(LINES[5]),
+        ", line 6: cut short, as when a run is killed; "
+        "to read the lines before it: sed -i '$d' {path}",
+    ),
+    (
+        b"".join([*LINES[:4], _cut(LINES[4]) + b"\n", *LINES[5:]]),
+        ", line 5: damaged, not JSON",
+    ),
+    (b"".join([*LINES[:4], *LINES[5:]]), "the run wrote 12 samples and 11 are here"),
+    (
+        LINES[0] + LINES[3].replace(b'"retries": 0', b'"retries": "none"'),
+        ", line 2: Expected `int`, got `str` - at `$.retries`",
+    ),
+]
+"""The content of a file, and words of the line that refuses it."""
+
+
+@pytest.mark.parametrize(("content", "words"), _REFUSED, ids=lambda one: str(one[:40]))
+def test_what_is_refused(path: Path, content: bytes, words: str) -> None:
+    path.write_bytes(content)
+    with pytest.raises(ResultFileError) as caught:
+        read(path)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert message.startswith(str(path))
+    assert words.replace("{path}", str(path)) in message
 
 
 @pytest.mark.slow
