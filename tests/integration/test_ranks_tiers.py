@@ -118,15 +118,6 @@ def test_a_dead_server(ranks, moto, tmp_path) -> None:
     assert iobench.load_checkpoint(local)["w"].sum() == 3
 
 
-def test_what_ranks_cannot_have(ranks, tmp_path) -> None:
-    """Told in each rank, before anything is written."""
-    local = tmp_path / "local"
-    found = ranks.first(2).call(rank_tiers.refused, str(local))
-    for (same,) in found:
-        assert "must be another directory" in same
-    assert not local.exists()
-
-
 def test_a_warning_of_close_that_is_an_error(ranks, tmp_path) -> None:
     """The Checkpointer of every rank is closed all the same, and the directory is free."""
     found = ranks.first(2).call(rank_tiers.warned, str(tmp_path / "a"), str(tmp_path / "b"))

@@ -161,13 +161,6 @@ def warned(size: int, local: str, remote: str) -> list[Any]:
         return [world.rank, first, open_still, again.steps()]
 
 
-def refused(size: int, local: str) -> list[str]:
-    """What several ranks cannot have is refused in each of them."""
-    world = in_world(size)
-    wrong = [iobench.Remote(local)]
-    return [_raised(lambda: iobench.Checkpointer(local, world=world, tiers=wrong))]
-
-
 _TO_REMOTE = iobench.Placement(goal="capacity")
 
 
