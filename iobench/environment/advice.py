@@ -63,7 +63,7 @@ _KINDS: dict[str, tuple[Level, str, str]] = {
     "tmpfs": ("fail", "memory, not storage", "Choose another --target."),
     "unknown": ("warn", "of an unknown kind", "Rely on the probes only."),
 }
-_HARMLESS = {"drop_caches", "O_TMPFILE"}  # probes whose failure needs no action
+_HARMLESS = {"O_TMPFILE"}  # probes whose failure needs no action
 _OPTIONS = {
     "nobarrier": "fsync does not flush the device: a power cut loses acknowledged checkpoints.",
     "barrier=0": "fsync does not flush the device: a power cut loses acknowledged checkpoints.",

@@ -21,11 +21,9 @@ from iobench.environment.storage import check_directory
 from iobench.environment.syncs import try_sync
 from iobench.linux import (
     RWF_DONTCACHE,
-    cachestat_resident_bytes,
     dio_alignment,
     fallocate,
     kernel_version,
-    mincore_resident_bytes,
     resident_bytes,
     sync_file,
 )
@@ -58,7 +56,7 @@ class Probe:
 def probe_directory(directory: Path | str) -> list[Probe]:
     """Try everything that the I/O paths need in `directory`; takes about half a second.
 
-    If nothing can be written there, the result has only the probes `write` and `drop_caches`.
+    If nothing can be written there, the result has only the probe `write`.
     Raises TargetError if `directory` is not a directory.
     """
     path = check_directory(directory)
@@ -72,8 +70,7 @@ def probe_directory(directory: Path | str) -> list[Probe]:
                 ok=False,
                 detail=f"nothing can be written here: {say(error)}",
                 remedy="Choose a writable directory with free space.",
-            ),
-            _run("drop_caches", _drop_caches, path),
+            )
         ]
 
 
@@ -209,26 +206,13 @@ def _fallocate(room: Path) -> _Found:
     return False, detail, "Space is not reserved in advance here: the disk may fill in mid-run."
 
 
-def _cachestat(room: Path) -> _Found:
-    with _file(room, "cachestat", 256 * KIB) as descriptor:
-        try:
-            seen = cachestat_resident_bytes(descriptor)
-        except OSError as error:
-            why = say(error) + (": needs Linux 6.5" if kernel_version() < (6, 5) else "")
-            return False, why, "Cold reads are proved with mincore(2) instead."
-    return _seen(seen)
-
-
-def _mincore(room: Path) -> _Found:
-    with _file(room, "mincore", 256 * KIB) as descriptor:
-        return _seen(mincore_resident_bytes(descriptor))
-
-
-def _seen(seen_bytes: int) -> _Found:
-    """Check a counter: it must see the 256 KiB that were just written through the page cache."""
+def _page_cache(room: Path) -> _Found:
+    """Count the pages that were just written through the page cache, as a run does."""
+    with _file(room, "cached", 256 * KIB) as descriptor:
+        seen, how = resident_bytes(descriptor)
     elsewhere = "This file system caches elsewhere: cold reads cannot be proved here."
-    detail = f"sees {format_size(seen_bytes)} cached of 256 KiB just written"
-    return seen_bytes >= 256 * KIB, detail, "" if seen_bytes else elsewhere
+    detail = f"{how} sees {format_size(seen)} cached of 256 KiB just written"
+    return seen >= 256 * KIB, detail, "" if seen else elsewhere
 
 
 def _eviction(room: Path) -> _Found:
@@ -238,14 +222,6 @@ def _eviction(room: Path) -> _Found:
     detail = f"{format_size(left)} of 1.00 MiB stay cached after POSIX_FADV_DONTNEED ({how})"
     warm = "Restores are warm here and INVALID; drop_caches (root) may help, except on tmpfs."
     return left == 0, detail, warm if left else ""
-
-
-def _drop_caches(_room: Path) -> _Found:
-    try:
-        os.close(os.open("/proc/sys/vm/drop_caches", os.O_WRONLY | os.O_CLOEXEC))
-    except OSError as error:
-        return False, say(error), "Not needed if eviction works; it needs root."
-    return True, "permitted (opened, not used)", ""
 
 
 def _fsync(room: Path) -> _Found:
@@ -313,10 +289,8 @@ _ATTEMPTS: dict[str, _Attempt] = {
     "O_DIRECT": _direct,
     "RWF_DONTCACHE": _dontcache,
     "fallocate": _fallocate,
-    "cachestat": _cachestat,
-    "mincore": _mincore,
+    "page cache": _page_cache,
     "eviction": _eviction,
-    "drop_caches": _drop_caches,
     "fsync": _fsync,
     "directory fsync": _directory_fsync,
     "rename": _rename,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -13,6 +12,8 @@ from iobench.testing.check import check
 from iobench.testing.content import BrokenImage, content, empty_like
 from iobench.testing.harness import WriterHarness, expect, expect_raises, expect_same
 from iobench.writers.transfer import Transfer
+
+_JOBS = 4
 
 
 @check(needs_storage=False)
@@ -126,35 +127,24 @@ def durable_is_labelled(harness: WriterHarness) -> None:
     expect(stream.transfer.durable == harness.stores, f"a stream: {stream.transfer}")
 
 
-def _at_once(jobs: list[Callable[[], None]]) -> None:
-    barrier = threading.Barrier(len(jobs))
-
-    def run(job: Callable[[], None]) -> None:
-        barrier.wait()
-        job()
-
-    with ThreadPoolExecutor(len(jobs)) as pool:
-        list(pool.map(run, jobs))
-
-
 @check(needs_storage=False)
 def several_threads_at_once(harness: WriterHarness) -> None:
     """One writer moves different files from several threads without mixing them."""
 
-    def job(number: int) -> Callable[[], None]:
+    barrier = threading.Barrier(_JOBS)
+
+    def run(number: int) -> None:
         data = content(2 * harness.block_size + 100 * number + 1, number)
+        barrier.wait()
+        for _ in range(2):
+            harness.expect_round_trip(harness.image(f"new/{number}", data), data)
+            with harness.open(f"new/stream-{number}") as stream:
+                for start in range(0, len(data), 50_000):
+                    stream.write(data[start : start + 50_000])
+            harness.expect_stored(f"new/stream-{number}", data)
 
-        def run() -> None:
-            for _ in range(2):
-                harness.expect_round_trip(harness.image(f"new/{number}", data), data)
-                with harness.open(f"new/stream-{number}") as stream:
-                    for start in range(0, len(data), 50_000):
-                        stream.write(data[start : start + 50_000])
-                harness.expect_stored(f"new/stream-{number}", data)
-
-        return run
-
-    _at_once([job(number) for number in range(4)])
+    with ThreadPoolExecutor(_JOBS) as pool:
+        list(pool.map(run, range(_JOBS)))
 
 
 @check()

@@ -170,7 +170,7 @@ def test_failed_probes_become_advice() -> None:
         Probe(name="a", ok=True, detail="fine"),
         Probe(name="b", ok=False, detail="EIO", remedy="repair"),
         Probe(name="c", ok=False, detail="EPERM", needed=False),
-        Probe(name="drop_caches", ok=False, detail="EACCES", needed=False),
+        Probe(name="O_TMPFILE", ok=False, detail="EACCES", needed=False),
     ]
     advice = advise(MACHINE, STORAGE, probes)
     assert worse(advice) == [("fail", "probe.b"), ("warn", "probe.c")]
