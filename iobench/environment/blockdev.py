@@ -13,7 +13,7 @@ from iobench.environment.mounts import Mount, mount_of
 from iobench.units import KIB
 
 _SECTOR_BYTES = 512  # the unit of the kernel's sizes and counters, whatever the device's blocks
-_DEEPEST = 8  # dm on md on partitions on disks is four; only a cycle in fake data is deeper
+_SYSFS = Path("/sys")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,43 +81,31 @@ class BlockDevice:
             yield from part.facts(depth + 1)
 
 
-def device_directory(device: str, sysfs: Path) -> Path | None:
-    """Return the sysfs directory of the block device `MAJ:MIN`; None if it does not exist."""
-    link = sysfs / "dev/block" / device
+def find_device(mount: Mount) -> Path | None:
+    """Return the sysfs directory of the block device under a mount; None for storage without one.
+
+    btrfs and others report an anonymous 0:N in mountinfo; then the source is used if it names a
+    device node.
+    """
+    if (link := _SYSFS / "dev/block" / mount.device).exists():
+        return link.resolve()
+    if not mount.source.startswith("/dev/"):
+        return None
+    try:
+        number = os.stat(mount.source).st_rdev
+    except OSError:
+        return None
+    link = _SYSFS / f"dev/block/{os.major(number)}:{os.minor(number)}"
     return link.resolve() if link.exists() else None
 
 
-def find_device(device: str, source: str, sysfs: Path = Path("/sys")) -> str | None:
-    """Return the `MAJ:MIN` of the block device under a mount; None for storage without one.
-
-    `device` comes from mountinfo. btrfs and others report an anonymous 0:N there; then `source` is
-    used if it names a device node.
-    """
-    if device_directory(device, sysfs) is not None:
-        return device
-    if source.startswith("/dev/"):
-        try:
-            number = os.stat(source).st_rdev
-        except OSError:
-            return None
-        named = f"{os.major(number)}:{os.minor(number)}"
-        if device_directory(named, sysfs) is not None:
-            return named
-    return None
-
-
-def describe_device(
-    device: str, sysfs: Path = Path("/sys"), depth: int = _DEEPEST
-) -> BlockDevice | None:
-    """Describe the device `MAJ:MIN`; None if sysfs has none of this number."""
-    directory = device_directory(device, sysfs)
-    if directory is None:
-        return None
+def describe_device(directory: Path) -> BlockDevice:
+    """Describe the device with this directory in sysfs."""
     partition = (directory / "partition").exists()
     disk = directory.parent if partition else directory
     queue = disk / "queue"
     return BlockDevice(
-        device=device,
+        device=read_text(directory / "dev"),
         name=directory.name,
         disk=disk.name,
         type=device_type(disk),
@@ -141,7 +129,11 @@ def describe_device(
         iostats=_flag(queue / "iostats"),
         loop_direct_io=_flag(disk / "loop/dio"),
         backing_file=read_text(disk / "loop/backing_file"),
-        backing=_backing(disk, sysfs, depth),
+        backing=tuple(
+            describe_device(one.resolve())
+            for one in sorted((disk / "slaves").glob("*"))
+            if one.exists()
+        ),
     )
 
 
@@ -159,18 +151,6 @@ def device_type(disk: Path) -> str:
         if disk.name.startswith(prefix):
             return prefix
     return _link_name(disk / "device/subsystem") or "block"
-
-
-def _backing(disk: Path, sysfs: Path, depth: int) -> tuple[BlockDevice, ...]:
-    if depth == 0:
-        return ()
-    found = []
-    for slave in sorted((disk / "slaves").glob("*")):
-        number = read_text(slave / "dev")
-        described = describe_device(number, sysfs, depth - 1) if number else None
-        if described is not None:
-            found.append(described)
-    return tuple(found)
 
 
 def _model(disk: Path) -> str | None:
@@ -244,9 +224,9 @@ class DeviceMonitor:
     identified there.
     """
 
-    def __init__(self, directory: Path | str, sysfs: Path = Path("/sys")) -> None:
+    def __init__(self, directory: Path | str) -> None:
         mount = mount_of(Path(directory))
-        found = [] if mount is None else device_directories(mount, sysfs)
+        found = [] if mount is None else device_directories(mount)
         counting = [path for path in found if _counts(path)]
         # The counters of only some of a file system's devices would look like missing bytes.
         whole = len(counting) == len(found)
@@ -269,14 +249,13 @@ class DeviceMonitor:
         return total
 
 
-def device_directories(mount: Mount, sysfs: Path) -> list[Path]:
+def device_directories(mount: Mount) -> list[Path]:
     """Return the sysfs directories of the devices of a mount: one, or all of a btrfs."""
-    number = find_device(mount.device, mount.source, sysfs)
-    directory = device_directory(number, sysfs) if number else None
+    directory = find_device(mount)
     if directory is None:
         return []
     if mount.fs_type == "btrfs":
-        for pool in (sysfs / "fs/btrfs").glob("*/devices"):
+        for pool in (_SYSFS / "fs/btrfs").glob("*/devices"):
             if (pool / directory.name).exists():
                 return sorted(member.resolve() for member in pool.iterdir())
     return [directory]

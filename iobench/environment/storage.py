@@ -123,14 +123,14 @@ def describe_storage(directory: Path | str) -> Storage:
 
 def describe_mount(mount: Mount) -> Storage:
     """Describe file system, options and device of one mount."""
-    number = find_device(mount.device, mount.source)
+    directory = find_device(mount)
     return Storage(
         kind=mount.kind,
         mount_point=mount.mount_point,
         fs_type=mount.fs_type,
         source=mount.source,
         mount_options=tuple(mount.all_options),
-        device=describe_device(number) if number else None,
+        device=describe_device(directory) if directory else None,
     )
 
 

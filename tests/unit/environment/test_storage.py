@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from iobench.environment import blockdev
 from iobench.environment.blockdev import (
+    BlockDevice,
     DeviceMonitor,
     describe_device,
     device_directories,
@@ -119,8 +121,15 @@ class Sysfs:
 
 
 @pytest.fixture
-def sysfs(tmp_path: Path) -> Sysfs:
+def sysfs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sysfs:
+    monkeypatch.setattr(blockdev, "_SYSFS", tmp_path / "sys")
     return Sysfs(tmp_path / "sys")
+
+
+def described(number: str) -> BlockDevice:
+    directory = find_device(mount(number))
+    assert directory is not None
+    return describe_device(directory)
 
 
 def mount(device: str, fs_type: str = "ext4", source: str = "none") -> Mount:
@@ -151,8 +160,7 @@ def test_a_partition_has_the_queue_of_its_disk(sysfs: Sysfs) -> None:
         device__transport="pcie",
     )
     sysfs.partition(disk, "nvme0n1p2", "259:2", size="1000")
-    found = describe_device("259:2", sysfs.root)
-    assert found is not None
+    found = described("259:2")
     assert (found.name, found.disk, found.type) == ("nvme0n1p2", "nvme0n1", "nvme")
     assert found.size_bytes == 512_000
     assert (found.scheduler, found.nr_requests) == ("none", 1023)
@@ -175,23 +183,17 @@ def test_a_stack_is_followed_to_its_disks(sysfs: Sysfs) -> None:
     crypt = sysfs.disk("dm-0", "253:0", dm__uuid="CRYPT-LUKS2-0123-root")
     (crypt / "slaves").mkdir()
     (crypt / "slaves/md0").symlink_to(raid)
-    found = describe_device("253:0", sysfs.root)
-    assert found is not None
+    found = described("253:0")
     assert found.type == "dm-crypt"
     assert found.backing[0].type == "raid0"
     assert [leaf.model for leaf in found.leaves()] == ["Disk a", "Disk b"]
 
 
-def test_odd_devices(sysfs: Sysfs) -> None:
-    """A device that names itself as its backing is described without endless recursion. tmpfs and
-    network mounts have no block device, and neither has a missing source."""
-    loop = sysfs.disk("md0", "9:0", md__level="raid1")
-    (loop / "slaves").mkdir()
-    (loop / "slaves/md0").symlink_to(loop)
-    assert describe_device("9:0", sysfs.root) is not None
-    assert find_device("0:40", "tmpfs", sysfs.root) is None
-    assert find_device("0:41", "/dev/no-such-device-node", sysfs.root) is None
-    assert describe_device("0:40", sysfs.root) is None
+def test_what_has_no_device(sysfs: Sysfs) -> None:
+    """tmpfs and network mounts have no block device, and neither has a missing source."""
+    del sysfs
+    assert find_device(mount("0:40", "tmpfs", "tmpfs")) is None
+    assert find_device(mount("0:41", "btrfs", "/dev/no-such-device-node")) is None
 
 
 def test_counters_are_in_bytes_and_subtract() -> None:
@@ -218,7 +220,7 @@ def test_flushes_of_a_partition_are_those_of_its_disk(
     sysfs.partition(disk, "sda1", "8:1")
     sysfs.put(disk / "sda1", stat="1 1 8 5 2 2 16 6 0 7 11 3 0 24 1 0 0")
     monkeypatch.setattr("iobench.environment.blockdev.mount_of", lambda _: mount("8:1"))
-    found = DeviceMonitor(tmp_path, sysfs.root).read()
+    found = DeviceMonitor(tmp_path).read()
     assert found is not None
     assert (found.read_bytes, found.write_bytes, found.flushes) == (8 * 512, 16 * 512, 4)
 
@@ -230,7 +232,7 @@ def test_all_devices_of_a_btrfs_are_counted(sysfs: Sysfs) -> None:
     pool.mkdir(parents=True)
     for disk in disks:
         (pool / disk.name).symlink_to(disk)
-    found = device_directories(mount("8:16", "btrfs"), sysfs.root)
+    found = device_directories(mount("8:16", "btrfs"))
     assert [path.name for path in found] == ["sda", "sdb"]
 
 
@@ -240,9 +242,9 @@ def test_a_device_that_does_not_count_is_not_believed(
     """With iostats off the counters do not change, so the monitor returns None, not zero."""
     disk = sysfs.disk("sda", "8:0", queue__iostats="1")
     monkeypatch.setattr("iobench.environment.blockdev.mount_of", lambda _: mount("8:0"))
-    counting = DeviceMonitor(tmp_path, sysfs.root)
+    counting = DeviceMonitor(tmp_path)
     assert [path.parent.name for path in counting.files] == ["sda"]
     assert counting.read() == parse_stat(STAT)
     sysfs.put(disk, queue__iostats="0")
-    silent = DeviceMonitor(tmp_path, sysfs.root)
+    silent = DeviceMonitor(tmp_path)
     assert (silent.files, silent.read()) == ((), None)
