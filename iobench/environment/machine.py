@@ -20,7 +20,6 @@ from iobench.environment.memory import (
     describe_memory,
     describe_page_cache,
 )
-from iobench.environment.mounts import read_mounts
 from iobench.environment.software import describe_software, distribution
 from iobench.environment.storage import OBJECT_STORE, Storage
 from iobench.environment.uring import IoUring, describe_io_uring
@@ -125,7 +124,7 @@ def describe_machine() -> Machine:
         cpu=cpu,
         virtualisation=describe_virtualisation(virtual=cpu.virtual is True),
         memory=describe_memory(),
-        cgroup=describe_cgroup(read_mounts()),
+        cgroup=describe_cgroup(),
         page_cache=describe_page_cache(),
         io_uring=describe_io_uring(),
         gpus=gpus,
@@ -142,7 +141,7 @@ def machine_fingerprint() -> str:
             kernel_version=".".join(map(str, kernel_version())),
             cpu=describe_cpu(),
             memory=describe_memory(),
-            cgroup=describe_cgroup(read_mounts()),
+            cgroup=describe_cgroup(),
             gpus=describe_gpus(),
         )
     )

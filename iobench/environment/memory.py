@@ -12,9 +12,10 @@ from typing import Self
 
 from iobench.environment.facts import joined, size_of
 from iobench.environment.kernelfs import read_int, read_text, selected
-from iobench.environment.mounts import Mount, parse_mountinfo
+from iobench.environment.mounts import parse_mountinfo
 from iobench.units import MIB
 
+_PROC = Path("/proc")
 _CLEAR_REFS = Path("/proc/self/clear_refs")
 _REPORTING = 5  # linux/virtio_balloon.h
 _UNLIMITED = 1 << 60  # cgroup v1 reports "no limit" as a number near 2**63
@@ -98,14 +99,14 @@ def describe_memory() -> MachineMemory:
     )
 
 
-def available_bytes(proc: Path = Path("/proc")) -> int | None:
+def available_bytes() -> int | None:
     """Return the memory that can be allocated without swapping or the OOM killer; None if unknown.
 
     It is the minimum of MemAvailable and of what each control group of this process leaves of its
     limit. As in MemAvailable, file cache counts as available and memory of tmpfs does not.
     """
-    facts = parse_meminfo(read_text(proc / "meminfo") or "")
-    found = (facts.get("MemAvailable"), *map(_left_of_limit, _memory_groups(proc)))
+    facts = parse_meminfo(read_text(_PROC / "meminfo") or "")
+    found = (facts.get("MemAvailable"), *map(_left_of_limit, _groups("memory")))
     return min((left for left in found if left is not None), default=None)
 
 
@@ -161,13 +162,16 @@ def describe_page_cache() -> PageCache:
     return PageCache(**settings, transparent_hugepage=selected(huge))
 
 
-def cgroup_directories(cgroup_text: str, mounts: list[Mount], controller: str) -> list[Path]:
+@functools.cache
+def _groups(controller: str) -> list[Path]:
     """Return the directories whose limits of `controller` apply to this process, innermost first.
 
-    `cgroup_text` is /proc/self/cgroup. A version 1 hierarchy names its controllers there, version 2
-    has an empty field; if both are mounted, the one with the controller wins.
+    They are looked up once. A version 1 hierarchy names its controllers in /proc/self/cgroup,
+    version 2 has an empty field; if both are mounted, the one with the controller wins.
     """
-    for line in sorted(cgroup_text.splitlines(), key=lambda line: line.startswith("0::")):
+    mounts = parse_mountinfo(read_text(_PROC / "self/mountinfo") or "")
+    lines = (read_text(_PROC / "self/cgroup") or "").splitlines()
+    for line in sorted(lines, key=lambda line: line.startswith("0::")):
         _, names, path = line.split(":", 2)
         if names and controller not in names.split(","):
             continue
@@ -183,33 +187,21 @@ def cgroup_directories(cgroup_text: str, mounts: list[Mount], controller: str) -
     return []
 
 
-def describe_cgroup(mounts: list[Mount], proc: Path = Path("/proc")) -> ControlGroup:
+def describe_cgroup() -> ControlGroup:
     """Return the lowest memory limit (bytes) and CPU limit (CPUs) of this process's control groups.
 
     Outer groups that a container hides are not visible.
     """
-    text = read_text(proc / "self/cgroup") or ""
     memory = [
         value
-        for directory in cgroup_directories(text, mounts, "memory")
+        for directory in _groups("memory")
         for name in ("memory.max", "memory.limit_in_bytes")
         if (value := read_int(directory / name)) is not None and value < _UNLIMITED
     ]
-    cpus = [
-        limit
-        for directory in cgroup_directories(text, mounts, "cpu")
-        if (limit := _cpu_limit(directory)) is not None
-    ]
+    cpus = [limit for one in _groups("cpu") if (limit := _cpu_limit(one)) is not None]
     return ControlGroup(
         memory_limit_bytes=min(memory, default=None), cpu_limit=min(cpus, default=None)
     )
-
-
-@functools.cache
-def _memory_groups(proc: Path) -> list[Path]:
-    """Return the control groups that limit the memory of this process; looked up once."""
-    mounts = parse_mountinfo(read_text(proc / "self/mountinfo") or "")
-    return cgroup_directories(read_text(proc / "self/cgroup") or "", mounts, "memory")
 
 
 def _left_of_limit(group: Path) -> int | None:

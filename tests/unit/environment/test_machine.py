@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import sys
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,13 +32,11 @@ from iobench.environment.memory import (
     ControlGroup,
     MachineMemory,
     available_bytes,
-    cgroup_directories,
     describe_cgroup,
     host_takes_free_memory,
     new_pages_bytes_per_s,
     parse_meminfo,
 )
-from iobench.environment.mounts import parse_mountinfo
 from iobench.environment.uring import explain_refusal
 from iobench.results.codec import from_plain, to_plain
 from iobench.units import MIB
@@ -80,28 +79,39 @@ def _group(path: Path, **values: object) -> None:
         (path / name.replace("_", ".", 1)).write_text(f"{value}\n")
 
 
-def _proc(root: Path, cgroup: str, mounts: str) -> None:
-    """Write the files of /proc that name the control groups of this process."""
-    (root / "self").mkdir()
-    (root / "self/cgroup").write_text(cgroup)
-    (root / "self/mountinfo").write_text(mounts)
-    (root / "meminfo").write_text("MemAvailable: 9000 kB\n")
+_Proc = Callable[[str, str], None]
 
 
-def test_tightest_limit_of_nested_control_groups(tmp_path: Path) -> None:
+@pytest.fixture
+def proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[_Proc]:
+    """Makes the files of /proc that name the control groups of this process."""
+
+    def make(cgroup: str, mounts: str) -> None:
+        (tmp_path / "self").mkdir()
+        (tmp_path / "self/cgroup").write_text(cgroup)
+        (tmp_path / "self/mountinfo").write_text(mounts)
+        (tmp_path / "meminfo").write_text("MemAvailable: 9000 kB\n")
+        memory._groups.cache_clear()
+
+    monkeypatch.setattr(memory, "_PROC", tmp_path)
+    yield make
+    memory._groups.cache_clear()
+
+
+def test_tightest_limit_of_nested_control_groups(tmp_path: Path, proc: _Proc) -> None:
     """The outer group's memory limit and the inner group's CPU limit both apply."""
     _group(tmp_path / "cg/outer/inner", memory_max=2000, cpu_max="150000 100000")
     _group(tmp_path / "cg/outer", memory_max=1000, cpu_max="max 100000")
     text = f"1 0 0:1 / {tmp_path}/cg rw - cgroup2 cgroup2 rw\n"
-    _proc(tmp_path, "0::/outer/inner\n", text)
+    proc("0::/outer/inner\n", text)
     limits = ControlGroup(memory_limit_bytes=1000, cpu_limit=1.5)
-    assert describe_cgroup(parse_mountinfo(text), tmp_path) == limits
+    assert describe_cgroup() == limits
 
 
 _NO_LIMIT = 9223372036854771712
 
 
-def test_version_1_control_groups_without_a_limit(tmp_path: Path) -> None:
+def test_version_1_control_groups_without_a_limit(tmp_path: Path, proc: _Proc) -> None:
     """Version 1 is found by its controller; its huge number means no limit."""
     _group(tmp_path / "cg/memory/job", memory_limit_in_bytes=_NO_LIMIT)
     text = "4:memory:/job\n1:cpu,cpuacct:/\n0::/\n"
@@ -109,17 +119,17 @@ def test_version_1_control_groups_without_a_limit(tmp_path: Path) -> None:
         f"1 0 0:1 / {tmp_path}/cg/unified rw - cgroup2 cgroup2 rw\n"
         f"2 0 0:2 / {tmp_path}/cg/memory rw - cgroup cgroup rw,memory\n"
     )
-    _proc(tmp_path, text, mounted)
-    mounts, top = parse_mountinfo(mounted), tmp_path / "cg/memory"
-    assert cgroup_directories(text, mounts, "memory") == [top / "job", top]
-    assert describe_cgroup(mounts, tmp_path) == ControlGroup()
+    proc(text, mounted)
+    top = tmp_path / "cg/memory"
+    assert memory._groups("memory") == [top / "job", top]
+    assert describe_cgroup() == ControlGroup()
 
 
-def test_memory_that_control_groups_leave(tmp_path: Path) -> None:
+def test_memory_that_control_groups_leave(tmp_path: Path, proc: _Proc) -> None:
     """Version 2: the smallest value counts. File cache is available, memory of tmpfs is not."""
     inner, outer = tmp_path / "cg/outer/inner", tmp_path / "cg/outer"
     mounted = f"1 0 0:1 / {tmp_path}/cg rw - cgroup2 cgroup2 rw\n"
-    _proc(tmp_path, "0::/outer/inner\n", mounted)
+    proc("0::/outer/inner\n", mounted)
     stat = "anon 1000\nfile 1700\nshmem 1000\ninactive_file 500\nactive_file 200"
     for group, values, left in (
         (inner, {}, 9000 << 10),
@@ -129,18 +139,18 @@ def test_memory_that_control_groups_leave(tmp_path: Path) -> None:
         (inner, {"memory_max": 100, "memory_current": 200}, 0),
     ):
         _group(group, **values)
-        assert available_bytes(tmp_path) == left
+        assert available_bytes() == left
 
 
-def test_memory_that_version_1_control_groups_leave(tmp_path: Path) -> None:
+def test_memory_that_version_1_control_groups_leave(tmp_path: Path, proc: _Proc) -> None:
     """The sums over all groups below count; the huge number means no limit."""
     mounted = f"2 0 0:2 / {tmp_path}/cg rw - cgroup cgroup rw,memory\n"
-    _proc(tmp_path, "4:memory:/job\n0::/\n", mounted)
+    proc("4:memory:/job\n0::/\n", mounted)
     _group(tmp_path / "cg/job", memory_limit_in_bytes=_NO_LIMIT, memory_usage_in_bytes=3000)
-    assert available_bytes(tmp_path) == 9000 << 10
+    assert available_bytes() == 9000 << 10
     stat = "inactive_file 1\nactive_file 1\ntotal_inactive_file 400\ntotal_active_file 100"
     _group(tmp_path / "cg/job", memory_limit_in_bytes=5000, memory_stat=stat)
-    assert available_bytes(tmp_path) == 2500
+    assert available_bytes() == 2500
 
 
 def test_gpus_of_the_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
