@@ -14,7 +14,7 @@ from iobench.bench.judging.verdict import Context, Reason, Verdict, VerdictStatu
 from iobench.peers import PREFIX
 from iobench.report.document import Document, Line
 from iobench.report.facts import environment_section, repeat_section, unlike
-from iobench.report.grid import MISSING, Column, Grid
+from iobench.report.grid import Column, Grid, span
 from iobench.report.summary import group, verdict_of
 from iobench.results import Operation, ResultFile, Sample, contender_of, to_plain
 from iobench.results.identity import Figure
@@ -382,15 +382,11 @@ def _table(comparison: RunComparison) -> Grid:
         Column("before\nGiB/s", lambda row: in_gib(row[1].old_bytes_per_s), 1),
         Column("now\nGiB/s", lambda row: in_gib(row[1].new_bytes_per_s), 2),
         Column("ratio", lambda row: f"{row[1].ratio:.3f}"),
-        Column("95%\ninterval", lambda row: _interval(row[1]), 3),
+        Column("95%\ninterval", lambda row: span(row[1].ci95, "{:.3f}".format), 3),
         Column("finding", lambda row: _finding(row[1]), figure=False),
     )
     styles = tuple(_STYLES.get(str(one.finding), "") for one in comparison.rows)
     return Grid.of(_labelled(comparison), columns, styles=styles)
-
-
-def _interval(row: ComparisonRow) -> str:
-    return f"{row.ci95[0]:.3f}-{row.ci95[1]:.3f}" if row.ci95 else MISSING
 
 
 def _finding(row: ComparisonRow) -> str:

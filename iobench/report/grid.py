@@ -19,6 +19,7 @@ MISSING = "-"
 _CODES = {"bold": 1, "dim": 2, "red": 31, "green": 32, "yellow": 33, "cyan": 36}
 """Words of a style such as `bold red`, with their codes for a terminal."""
 _Row = TypeVar("_Row")
+_Value = TypeVar("_Value")
 _NO_TERMINAL_WIDTH = 1000  # breaks no line: programs that read the text break lines themselves
 _GAP = 2  # between columns
 _SENTENCE_WIDTH = 24  # of a column of sentences, before a column is dropped for it
@@ -44,6 +45,16 @@ class Column(Generic[_Row]):
     figure: bool = True
     optional: bool = False
     sentence: bool = False
+
+
+def shown(value: _Value | None, form: Callable[[_Value], str]) -> str:
+    """Return a cell with `value` in a form; MISSING without one."""
+    return MISSING if value is None else form(value)
+
+
+def span(ends: Sequence[_Value] | None, form: Callable[[_Value], str], to: str = "-") -> str:
+    """Return a cell with both ends of an interval in a form; MISSING without one."""
+    return to.join(map(form, ends)) if ends else MISSING
 
 
 def words(*names: str, sentence: bool = False) -> tuple[Column[Any], ...]:

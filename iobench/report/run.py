@@ -11,7 +11,7 @@ from iobench.report.document import Details, Document, Section
 from iobench.report.facts import environment_line, environment_section, repeat_section
 from iobench.report.rows import Measured, moment
 from iobench.report.summary import Report, summarise
-from iobench.report.wording import footnotes, grid, heading, latency_grid, phases_grid, urgent_notes
+from iobench.report.wording import grid, heading, latency_grid, notes, phases_grid
 from iobench.results import ResultFile, to_plain
 
 _NOTHING = "nothing was measured"
@@ -28,8 +28,7 @@ def run_document(result: ResultFile) -> Document:
 
 def report_document(report: Report, result: ResultFile | None = None) -> Document:
     """Return the document of `report`; its charts, facts and record are those of `result`."""
-    urgent, notes = urgent_notes(report), footnotes(report)
-    others = [note for note in notes if note not in urgent]
+    urgent, others = notes(report)
     more = (phases_grid(report.summaries), latency_grid(report.summaries))
     document = Document(
         kind="iobench run",

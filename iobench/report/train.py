@@ -9,7 +9,7 @@ from typing import Any
 from iobench.errors import ResultFileError
 from iobench.report.document import Chart, Document, Dot, Line, Section, Spread
 from iobench.report.facts import environment_line, environment_section, repeat_section
-from iobench.report.grid import MISSING, Column, Grid
+from iobench.report.grid import MISSING, Column, Grid, shown, span
 from iobench.report.palette import colour_of, shape_of
 from iobench.report.rows import moment
 from iobench.results import ResultFile, TrainBlock, to_plain
@@ -81,9 +81,8 @@ def _overhead(costs: Sequence[TrainingCost]) -> Line:
 
 def _spread(cost: TrainingCost) -> str:
     """Return `+13.2% (+6.5% to +14.8%)`."""
-    held = cost.overhead_ci95
-    span = f" ({_percent(held.low)} to {_percent(held.high)})" if held else ""
-    return f"{_percent(cost.overhead)}{span}"
+    held = span(cost.overhead_ci95, _percent, " to ")
+    return _percent(cost.overhead) + (f" ({held})" if cost.overhead_ci95 else "")
 
 
 def _stall(costs: Sequence[TrainingCost]) -> Line:
@@ -121,7 +120,7 @@ def grid(costs: Sequence[TrainingCost]) -> Grid:
 
     def time(name: str) -> Callable[[TrainingCost], str]:
         form = duration_form(getattr(cost, name) or 0.0 for cost in costs)
-        return lambda cost: MISSING if (s := getattr(cost, name)) is None else form(s)
+        return lambda cost: shown(getattr(cost, name), form)
 
     busy = time("persisting_step_s")
     interval = interval_heading(cost.pairs for cost in costs if cost.pairs >= LEAST_SAMPLES)
@@ -130,12 +129,12 @@ def grid(costs: Sequence[TrainingCost]) -> Grid:
         Column("step", time("step_s")),
         Column("step while\npersisting", lambda cost: _slower(busy(cost), cost), 5),
         Column("stall", time("stall_s")),
-        Column("snapshot\nGiB/s", _snapshot, 1),
+        Column("snapshot\nGiB/s", lambda cost: shown(cost.snapshot_bytes_per_s, in_gib), 1),
         Column("persist", time("persist_s"), 8),
         Column("overhead", lambda cost: _percent(cost.overhead)),
         Column(interval, _interval),
-        Column("peak\nmemory", lambda cost: _size(cost.peak_memory_bytes), 3),
-        Column("peak\ndirty", lambda cost: _size(cost.peak_dirty_bytes), 2),
+        Column("peak\nmemory", lambda cost: shown(cost.peak_memory_bytes, format_size), 3),
+        Column("peak\ndirty", lambda cost: shown(cost.peak_dirty_bytes, format_size), 2),
         Column("committed", _committed, 4),
         Column("same\nlosses", lambda cost: _yes(cost.losses_equal), 7, figure=False),
         Column("same after\nresume", lambda cost: _yes(cost.resumed_equal), 6, figure=False),
@@ -147,16 +146,10 @@ def _slower(step: str, cost: TrainingCost) -> str:
     return step if step == MISSING else f"{step} ({_percent(cost.slowdown)})"
 
 
-def _snapshot(cost: TrainingCost) -> str:
-    rate = cost.snapshot_bytes_per_s
-    return MISSING if rate is None else in_gib(rate)
-
-
 def _interval(cost: TrainingCost) -> str:
     if 0 < cost.pairs < LEAST_SAMPLES:
         return f"undecided: {few_pairs(cost.pairs)}"
-    held = cost.overhead_ci95
-    return f"{_percent(held.low)} to {_percent(held.high)}" if held else MISSING
+    return span(cost.overhead_ci95, _percent, " to ")
 
 
 def _committed(cost: TrainingCost) -> str:
@@ -196,15 +189,11 @@ def notes(result: ResultFile) -> Iterator[str]:
 
 
 def _percent(value: float | None) -> str:
-    return MISSING if value is None else f"{value:+z.1%}"
-
-
-def _size(value: int | None) -> str:
-    return MISSING if value is None else format_size(value)
+    return shown(value, "{:+z.1%}".format)
 
 
 def _yes(value: bool | None) -> str:
-    return MISSING if value is None else "yes" if value else "NO"
+    return shown(value, lambda one: "yes" if one else "NO")
 
 
 def _stalls(arms: _Arms) -> Iterator[Chart]:

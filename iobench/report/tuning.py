@@ -12,12 +12,11 @@ from typing import Any
 from iobench.errors import IobenchError, ResultFileError
 from iobench.report.document import Details, Document, Line, Section
 from iobench.report.facts import environment_line, facts_section
-from iobench.report.grid import MISSING, Column, Grid
+from iobench.report.grid import MISSING, Column, Grid, shown, span
 from iobench.report.rows import moment
 from iobench.results import Environment
 from iobench.results.codec import to_plain
-from iobench.stats.comparison import Comparison
-from iobench.stats.estimates import interval_heading, median
+from iobench.stats.estimates import Ratio, interval_heading, median
 from iobench.tune.journal import TuningRecord, read_journal
 from iobench.tune.outcome import Outcome, Standing
 from iobench.tune.race import Race, RaceEntry
@@ -141,42 +140,39 @@ def _fate(entry: RaceEntry) -> str:
 
 def _grid(outcome: Outcome, size: int) -> Grid:
     show, standings = outcome.objective.show, outcome.standings()
-    pairs = [one.over_baseline.ratio.samples for one in standings if one.over_baseline]
     figure = "stall" if outcome.objective.goal == "stall" else "GiB/s\n(GB/s)"
 
     def interval(one: Standing) -> str:
-        ends = (one.interval.high, one.interval.low) if one.interval else ()
-        return "-".join(_short(show(loss, size), bare=True) for loss in ends) or MISSING
+        ends = one.interval and (one.interval.high, one.interval.low)
+        return span(ends, lambda loss: _short(show(loss, size), bare=True))
+
+    def over(one: Standing) -> Ratio | None:
+        return one.over_baseline.ratio if one.over_baseline else None
+
+    def beyond(one: Standing) -> str:
+        found = over(one)
+        return span(found.interval if found else None, "{:.2f}".format)
 
     columns: tuple[Column[Standing], ...] = (
         Column("setting", lambda one: one.candidate.label, figure=False),
         Column("", lambda one: _role(one, outcome), figure=False),
         Column(figure, lambda one: _short(show(one.loss, size))),
         Column(interval_heading(one.samples for one in standings), interval, 5),
-        Column(f"times\n{outcome.baseline or 'baseline'}", _times),
-        Column(interval_heading(pairs), lambda one: _interval(one.over_baseline), 4),
-        Column("CPU\ns/GiB", _cpu, 1),
-        Column("memory", _memory, 2),
+        Column(
+            f"times\n{outcome.baseline or 'baseline'}",
+            lambda one: shown(over(one), lambda found: f"{found.ratio:.2f}"),
+        ),
+        Column(interval_heading(one.samples for one in map(over, standings) if one), beyond, 4),
+        Column("CPU\ns/GiB", lambda one: shown(one.cpu_s_per_gib, "{:.2f}".format), 1),
+        Column("memory", lambda one: shown(one.memory_bytes, format_size), 2),
         Column("samples", lambda one: str(one.samples), 3),
         Column(
             "verdict",
-            lambda one: one.verdict.status.value if one.verdict else MISSING,
+            lambda one: shown(one.verdict, lambda found: found.status.value),
             figure=False,
         ),
     )
     return Grid.of(standings, columns)
-
-
-def _times(one: Standing) -> str:
-    return f"{one.over_baseline.ratio.ratio:.2f}" if one.over_baseline else MISSING
-
-
-def _cpu(one: Standing) -> str:
-    return MISSING if one.cpu_s_per_gib is None else f"{one.cpu_s_per_gib:.2f}"
-
-
-def _memory(one: Standing) -> str:
-    return MISSING if one.memory_bytes is None else format_size(one.memory_bytes)
 
 
 def _data(header: TuningRecord) -> dict[str, Any]:
@@ -257,11 +253,6 @@ def _short(figure: str, bare: bool = False) -> str:
     text = figure.partition(" per ")[0]
     text = text.replace(" GiB/s", "").replace(" GB/s", "")
     return text.partition(" (")[0] if bare else text
-
-
-def _interval(difference: Comparison | None) -> str:
-    held = difference.ratio.interval if difference else None
-    return f"{held.low:.2f}-{held.high:.2f}" if held else MISSING
 
 
 def _standing(one: Standing) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 from iobench.bench.judging.ceiling import ABOVE_FIO, NO_JOB, Ceiling
 from iobench.bench.judging.ranks import STRAGGLER
 from iobench.bench.judging.verdict import REPEATS, VerdictStatus
-from iobench.report.grid import MISSING, Column, Grid
+from iobench.report.grid import MISSING, Column, Grid, shown, span
 from iobench.report.summary import Report
 from iobench.report.winners import PROVED, RANKED, Summary
 from iobench.results import Operation
@@ -76,8 +76,8 @@ def grid(report: Report) -> Grid:
         *_WHO,
         Column("bytes", lambda one: format_size(one.bytes), 1) if sized else None,
         Column("GiB/s\n(GB/s)", _rate),
-        Column(interval, _interval, 7, optional=True),
-        Column("of\nfio", _of_fio, 6, optional=True),
+        Column(interval, lambda one: span(one.ci95_bytes_per_s, in_gib), 7, optional=True),
+        Column("of\nfio", lambda one: shown(one.of_ceiling, "{:.0%}".format), 6, optional=True),
         Column(f"times\n{times}", _times, 8, optional=True),
         *((first, last) if several else ()),
         Column("CPU\ns/GiB", lambda one: f"{one.cpu_s_per_gib:.2f}", 3),
@@ -92,18 +92,8 @@ def _rate(one: Summary) -> str:
     return f"{in_gib(one.median_bytes_per_s)} ({in_gib(one.median_bytes_per_s, 1e9)})"
 
 
-def _interval(one: Summary) -> str:
-    held = one.ci95_bytes_per_s
-    return "-".join(map(in_gib, held)) if held else MISSING
-
-
-def _of_fio(one: Summary) -> str:
-    return MISSING if one.of_ceiling is None else f"{100 * one.of_ceiling:.0f}%"
-
-
 def _memory(one: Summary) -> str:
-    total = one.memory.total_bytes if one.memory else None
-    return MISSING if total is None else format_size(total)
+    return shown(one.memory.total_bytes if one.memory else None, format_size)
 
 
 def phases_grid(summaries: Iterable[Summary]) -> Grid:
@@ -139,19 +129,12 @@ def _ms(seconds: float | None) -> str:
     return f"{1000 * seconds:.3g}" if seconds < 1 else f"{1000 * seconds:,.0f}"
 
 
-def footnotes(report: Report) -> list[str]:
-    """Return all notes: failures, ranks, decisions, baseline, fio, intervals, reasons."""
-    lines = (
-        *(_failure_lines, _straggler_lines, _rank_lines, _decision_lines),
-        *(_baseline_line, _ceiling_lines, _interval_line, _memory_line, _reason_lines),
-    )
-    return [line for part in lines for line in part(report)]
+def notes(report: Report) -> tuple[list[str], list[str]]:
+    """Return the notes for every reader, and the others.
 
-
-def urgent_notes(report: Report) -> list[str]:
-    """Return the footnotes for every reader: failures, also of fio, stragglers, bad rows.
-
-    So are data that repeat, because storage may know them, and rates above that of fio.
+    For every reader are failures, also of fio, stragglers, and the reasons of bad rows. So are data
+    that repeat, because storage may know them, and rates above that of fio. The others are about
+    ranks, decisions, the baseline, fio, intervals, memory and verdicts.
     """
     bad = {
         reason for one in report.summaries if one.verdict not in PROVED for reason in one.reasons
@@ -159,10 +142,14 @@ def urgent_notes(report: Report) -> list[str]:
     fio = [
         _no_ceiling(of, one) for of, one in _ceilings(report) if one.reason not in (None, NO_JOB)
     ]
-    late = _straggler_lines(report)
     urgent = (REPEATS, ABOVE_FIO)
     bad |= {text for one in report.summaries for text in one.reasons if text.startswith(urgent)}
-    return [*_failure_lines(report), *fio, *late, *_reason_lines(report, bad)]
+    first = [*_failure_lines(report), *fio, *_straggler_lines(report), *_reason_lines(report, bad)]
+    parts = (
+        *(_rank_lines, _decision_lines, _baseline_line, _ceiling_lines),
+        *(_interval_line, _memory_line, _reason_lines),
+    )
+    return first, [line for part in parts for line in part(report) if line not in first]
 
 
 def _rank_lines(report: Report) -> Iterator[str]:
@@ -207,10 +194,8 @@ def _times(summary: Summary) -> str:
     """Return the ratio and its interval: `6.21 (5.90-6.55)`."""
     if summary.ratio is None:
         return MISSING
-    if summary.ratio_ci95 is None:
-        return f"{summary.ratio:.2f}"
-    low, high = summary.ratio_ci95
-    return f"{summary.ratio:.2f} ({low:.2f}-{high:.2f})"
+    held = span(summary.ratio_ci95, "{:.2f}".format)
+    return f"{summary.ratio:.2f}" + (f" ({held})" if summary.ratio_ci95 else "")
 
 
 def _failure_lines(report: Report) -> list[str]:

@@ -27,7 +27,7 @@ _LEAST_STEP = 0.25  # of a step: a shorter last one is joined with the one befor
 def run_charts(one: Measured) -> Iterator[Section]:
     """Yield the sections of the charts of a run, each with a chart for each group of rows."""
     kinds: dict[str, Callable[[Group], Chart | None]] = {
-        "Rates": partial(_rates_chart, one),
+        "Rates": partial(rates_chart, one),
         "Over time": over_time_chart,
         "Drift": partial(in_order_chart, one.result.run.started_at),
     }
@@ -36,40 +36,25 @@ def run_charts(one: Measured) -> Iterator[Section]:
         yield Section(heading=name, charts=tuple(found))
 
 
-def _rates_chart(one: Measured, group: Group) -> Chart:
-    ceiling = one.report.ceiling if group.target is None else one.report.ceilings[group.target]
-    same = (other for other in one.groups if other.operation == group.operation and group.target)
-    subject = group.name.capitalize()
-    found = (line for line in answer(one.report) if line.subject == subject and not group.target)
-    return rates_chart(
-        group,
-        ceiling.of(group.operation),
-        headline=next((f"{subject}: {line.texts[0]}" for line in found), ""),
-        up_to_gib_per_s=max(map(highest, same), default=0.0),
-    )
-
-
-def rates_chart(
-    group: Group,
-    ceiling_bytes_per_s: float | None,
-    *,
-    headline: str = "",
-    up_to_gib_per_s: float = 0.0,
-) -> Chart:
+def rates_chart(one: Measured, group: Group) -> Chart:
     """Return the chart of the rates of one operation, fastest first.
 
-    The axis ends at `up_to_gib_per_s` or later: charts to be compared have the same axis.
-    Rows that cannot win have hollow dots. They do not widen the axis: what does not store
-    anything may be a hundred times faster.
+    Charts of several targets have the same axis. Rows that cannot win have hollow dots. They do not
+    widen the axis: what does not store anything may be a hundred times faster.
     """
-    ceiling = None if ceiling_bytes_per_s is None else in_gib_per_s(ceiling_bytes_per_s)
-    most = _MARGIN * max(highest(group), ceiling or 0.0, up_to_gib_per_s)
+    best = one.report.ceiling if group.target is None else one.report.ceilings[group.target]
+    limit = best.of(group.operation)
+    ceiling = None if limit is None else in_gib_per_s(limit)
+    same = [other for other in one.groups if other.operation == group.operation and group.target]
+    most = _MARGIN * max(ceiling or 0.0, *map(highest, [group, *same]))
+    subject = group.name.capitalize()
+    found = (line for line in answer(one.report) if line.subject == subject and not group.target)
     rows = [_spread(group, row) for row in group.rows]
     return spread_chart(
         rows,
         name=group.slug("rate"),
         title=f"Rate of each {group.name}",
-        headline=headline,
+        headline=next((f"{subject}: {line.texts[0]}" for line in found), ""),
         says=f"Median rate of each {group.name}, fastest first",
         caption=_caption(group, ceiling, most),
         axis="GiB/s",

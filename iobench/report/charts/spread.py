@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import altair as alt
 
 from iobench.report.document import Chart, Dot, MarkLine, Spread
-from iobench.report.grid import MISSING, Column, Grid
+from iobench.report.grid import Column, Grid, span
 from iobench.report.page.theme import INK, MUTED, data_of, spec_of
 
 _LANE = 52  # pixels
@@ -84,19 +84,15 @@ def _numbers(rows: Sequence[Spread], axis: str) -> Grid:
     columns: tuple[Column[Spread], ...] = (
         Column("row", lambda row: row.label, figure=False),
         Column(axis, lambda row: _short(row.middle)),
-        Column("interval", _bounds, optional=True),
+        Column("interval", lambda row: span(row.bounds, _short, " to "), optional=True),
         Column("samples", _samples, figure=False, optional=True, sentence=True),
         Column("shown", lambda row: row.figure, figure=False),
     )
     return Grid.of(rows, columns)
 
 
-def _bounds(row: Spread) -> str:
-    return " to ".join(map(_short, row.bounds or ())) or MISSING
-
-
 def _samples(row: Spread) -> str:
-    return " ".join(_short(dot.x) for dot in row.dots) or MISSING
+    return span([dot.x for dot in row.dots], _short, " ")
 
 
 def _short(value: float) -> str:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import chain
 
 import pytest
 
 from iobench.bench.judging.ranks import RankRates, rank_rates
 from iobench.report.summary import summarise
-from iobench.report.wording import footnotes
+from iobench.report.wording import notes
 from iobench.results import ResultFile, Sample, WorldFacts
 from iobench.units import GIB
 
@@ -43,7 +44,7 @@ def lines(example: ResultFile) -> Callable[[int, RankRates], list[str]]:
     def make(samples: int, rates: RankRates) -> list[str]:
         report = summarise(example)
         row = replace(report.summaries[0], label="x", samples=samples, ranks=rates)
-        found = footnotes(replace(report, summaries=(row,)))
+        found = [*chain(*notes(replace(report, summaries=(row,))))]
         return [one for one in found if one.startswith(("ranks of", "stragglers of"))]
 
     return make

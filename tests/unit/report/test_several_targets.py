@@ -7,6 +7,7 @@ import io
 import json
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from iobench.report.grid import wrapped
 from iobench.report.render import render
 from iobench.report.run import report_document
 from iobench.report.summary import summarise
-from iobench.report.wording import footnotes
+from iobench.report.wording import notes
 from iobench.results import ResultFile, ResultWriter, Series, load, read, to_plain
 from iobench.results.setting import labels
 
@@ -191,10 +192,10 @@ def test_notes_name_the_target() -> None:
     only_a = tuple(one for one in result.ceiling if one.target == A)
     plan = {**result.run.plan, "no_ceiling": {MEMORY: "fio is elsewhere"}}
     result = replace(result, ceiling=only_a, run=replace(result.run, plan=plan))
-    notes = footnotes(summarise(result))
-    assert sum(note.startswith(f"fio in {A}: ") for note in notes) == 2
-    assert f"fio in {MEMORY}: not measured (fio is elsewhere)" in notes
-    (volatile,) = (note for note in notes if note.startswith("not durable: tmpfs"))
+    found = [*chain(*notes(summarise(result)))]
+    assert sum(note.startswith(f"fio in {A}: ") for note in found) == 2
+    assert f"fio in {MEMORY}: not measured (fio is elsewhere)" in found
+    (volatile,) = (note for note in found if note.startswith("not durable: tmpfs"))
     assert A not in volatile
     text = io.StringIO()
     render(report_document(summarise(result)), "table", text, details=True)

@@ -1,12 +1,13 @@
 """Summaries have exact figures in a fixed order, and every key of the document."""
 
 from dataclasses import replace
+from itertools import chain
 
 import pytest
 
 from iobench.bench.judging.ceiling import Ceiling, why_above
 from iobench.report.summary import summarise
-from iobench.report.wording import footnotes, grid
+from iobench.report.wording import grid, notes
 from iobench.results import CeilingSample, MemoryUse, ResultFile, Sample, to_plain
 from iobench.stats.comparison import compare_paired
 from iobench.writers.transfer import Fallback
@@ -181,7 +182,7 @@ def test_memory_is_the_median_of_both_parts(example: ResultFile) -> None:
     assert replace(save.memory, page_cache_bytes=None).total_bytes is None
     at = [one.name for one in grid(report).columns].index("memory")
     assert {row[at] for row in grid(report).rows} == {"5.00 MiB", "-"}
-    assert any(note.startswith("memory: the most") for note in footnotes(report))
+    assert any(note.startswith("memory: the most") for note in [*chain(*notes(report))])
 
 
 def _above(example: ResultFile, plan: dict[str, object], **job: object) -> list[str]:

@@ -10,6 +10,7 @@ from typing import Any
 import altair as alt
 import pytest
 
+from iobench.bench.judging.ceiling import Ceiling
 from iobench.environment import Storage
 from iobench.report.charts.run import in_order_chart, over_time_chart, rates_chart
 from iobench.report.document import Chart, Document
@@ -45,6 +46,12 @@ def _group(measured: Measured, operation: str) -> Group:
     return group
 
 
+def _rates(measured: Measured, fio_bytes_per_s: float | None) -> Chart:
+    """The rates of the saves, with this ceiling."""
+    report = replace(measured.report, ceiling=Ceiling(save_bytes_per_s=fio_bytes_per_s))
+    return rates_chart(replace(measured, report=report), _group(measured, "save"))
+
+
 def _with(result: ResultFile, change: Callable[[Sample], Sample]) -> Measured:
     return Measured.of(replace(result, samples=tuple(map(change, result.samples))))
 
@@ -74,7 +81,7 @@ def test_a_dot_is_a_sample(recorded: ResultFile, page: Document, operation: str)
 def test_rates_are_those_of_the_report(measured: Measured) -> None:
     """Median, interval and order, and the ceiling where there is one."""
     group = _group(measured, "save")
-    chart = rates_chart(group, 3 * GIB)
+    chart = _rates(measured, 3 * GIB)
     (bars,), (ticks,) = _layers(chart, "bar"), _layers(chart, "tick")
     assert [tick["x"] * GIB for tick in ticks] == [
         pytest.approx(row.summary.median_bytes_per_s) for row in group.rows
@@ -85,7 +92,7 @@ def test_rates_are_those_of_the_report(measured: Measured) -> None:
     (line,) = _layers(chart, "rule")
     assert [part["x"] for part in line] == [3] * len(group.rows)
     assert "Dashed line: fio 3.00." in chart.alt
-    assert not list(_layers(rates_chart(group, None), "rule"))
+    assert not list(_layers(_rates(measured, None), "rule"))
 
 
 def test_what_does_not_count_is_hollow_and_widens_no_axis(recorded: ResultFile) -> None:
@@ -98,8 +105,7 @@ def test_what_does_not_count_is_hollow_and_widens_no_axis(recorded: ResultFile) 
         return replace(one, stores=False, elapsed_s=one.elapsed_s / 100)
 
     measured = _with(recorded, change)
-    group = _group(measured, "save")
-    chart = rates_chart(group, None)
+    chart = _rates(measured, None)
     (dots,) = _layers(chart, "point")
     assert {dot["fill"] == "transparent" for dot in dots if dot["word0"] == fast} == {True}
     assert {dot["fill"] == "transparent" for dot in dots if dot["word0"] != fast} == {False}
