@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from iobench.environment.facts import joined, size_of
@@ -50,30 +50,26 @@ class Gds:
     remedy: str = ""
 
 
-def parse_gpu_information(text: str) -> Gpu:
-    """Parse the text of /proc/driver/nvidia/gpus/BUS/information, which describes one GPU."""
-    pairs = {k.strip(): v.strip() for k, _, v in (ln.partition(":") for ln in text.splitlines())}
-    return Gpu(
-        name=pairs.get("Model", "unknown"), pci=pairs.get("Bus Location", "").lower() or None
-    )
-
-
-def parse_driver_version(text: str) -> str | None:
-    found = re.search(r"NVRM version:.*?\s(\d+(?:\.\d+)+)\s", text)
-    return found[1] if found else None
-
-
 def describe_gpus() -> tuple[Gpu, ...]:
     """Return name, driver and PCI address of every NVIDIA GPU from the driver's files.
 
     nvidia-smi is not started: all ranks of a node call this when they start, and it takes seconds
     then. Without these files (WSL) there are none.
     """
-    driver = parse_driver_version(read_text(_DRIVER / "version") or "")
-    return tuple(
-        replace(parse_gpu_information(read_text(path) or ""), driver=driver)
-        for path in sorted((_DRIVER / "gpus").glob("*/information"))
-    )
+    text = read_text(_DRIVER / "version") or ""
+    version = re.search(r"NVRM version:.*?\s(\d+(?:\.\d+)+)\s", text)
+    gpus = []
+    for path in sorted((_DRIVER / "gpus").glob("*/information")):
+        lines = (line.partition(":") for line in (read_text(path) or "").splitlines())
+        pairs = {name.strip(): value.strip() for name, _, value in lines}
+        gpus.append(
+            Gpu(
+                name=pairs.get("Model", "unknown"),
+                driver=version[1] if version else None,
+                pci=pairs.get("Bus Location", "").lower() or None,
+            )
+        )
+    return tuple(gpus)
 
 
 def find_cufile() -> str | None:

@@ -177,31 +177,27 @@ class S3Source(RangeSource):
         self._download = S3Download(client, target, self._meter, verify=False)
         self.size_bytes = self._download.size_bytes
         self._cached_at = 0
-        self._cached = b""
+        self._cached = np.empty(0, dtype=np.uint8)
 
     def read_at(self, offsets: Iterable[int], size: int) -> list[bytes]:
-        return map_in_workers(_RANGES_AT_ONCE, lambda offset: self._fetch(offset, size), [*offsets])
+        found = map_in_workers(_RANGES_AT_ONCE, lambda at: self._fetch(at, size), [*offsets])
+        return [one.tobytes() for one in found]
 
     def _fill(self, offset: int, room: Bytes) -> int:
-        data = np.frombuffer(self._at(offset, len(room)), dtype=np.uint8)
+        begin = offset - self._cached_at
+        if begin < 0 or begin + min(len(room), self.size_bytes - offset) > len(self._cached):
+            # zip readers read the end of a file backwards, so the last 256 KiB are one fetch.
+            at = max(0, min(offset, self.size_bytes - _AHEAD))
+            self._cached = self._fetch(at, max(offset + len(room) - at, _AHEAD))
+            self._cached_at, begin = at, offset - at
+        data = self._cached[begin : begin + len(room)]
         room[: len(data)] = data
         return len(data)
 
-    def _at(self, offset: int, size: int) -> bytes:
-        begin = offset - self._cached_at
-        if begin < 0 or begin + min(size, self.size_bytes - offset) > len(self._cached):
-            # zip readers read the end of a file backwards, so the last 256 KiB are one fetch.
-            at = max(0, min(offset, self.size_bytes - _AHEAD))
-            self._cached = self._fetch(at, max(offset + size - at, _AHEAD))
-            self._cached_at, begin = at, offset - at
-        return self._cached[begin : begin + size]
-
-    def _fetch(self, offset: int, size: int) -> bytes:
+    def _fetch(self, offset: int, size: int) -> Bytes:
         if offset < 0:
             raise OSError(errno.EINVAL, f"a read at {offset}")
-        end = min(offset + size, self.size_bytes)
-        if end <= offset:
-            return b""
-        memory = np.empty(end - offset, dtype=np.uint8)
-        self._download.fill([memory], offset, end, Meter())
-        return memory.tobytes()
+        memory = np.empty(max(0, min(size, self.size_bytes - offset)), dtype=np.uint8)
+        if len(memory):
+            self._download.fill([memory], offset, offset + len(memory), Meter())
+        return memory
