@@ -19,7 +19,7 @@ from iobench.checkpoint.state_tree import Template
 from iobench.errors import TransferError
 from iobench.formats.many_parts import ManyParts
 from iobench.formats.tensor_layouts import Located
-from iobench.writers.device.base import Device
+from iobench.writers.device.cuda import Device
 from iobench.writers.image import AnyMemory, FileImage, Segment
 
 

@@ -15,8 +15,7 @@ from iobench.environment.memory import available_bytes
 from iobench.errors import StateError, UnavailableError
 from iobench.units import format_size
 from iobench.writers.blocks.pages import HUGE_PAGE, fresh_pages, make_pages
-from iobench.writers.device.base import Device
-from iobench.writers.device.cuda import cuda_device
+from iobench.writers.device.cuda import Device, cuda_device
 from iobench.writers.image import Bytes
 
 SlotT = TypeVar("SlotT", bound="Slot")

@@ -15,8 +15,7 @@ from iobench.units import MIB
 from iobench.writers.blocks.channel import Lease, LeaseState
 from iobench.writers.blocks.pages import make_pages
 from iobench.writers.blocks.workers import Blocks, run_workers
-from iobench.writers.device.base import Device
-from iobench.writers.device.cuda import cuda_device
+from iobench.writers.device.cuda import Device, cuda_device
 from iobench.writers.device.staging import DeviceCopies
 from iobench.writers.image import AnyMemory, Bytes, FileImage
 from iobench.writers.transfer import Meter

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from ctypes import c_int, c_long, c_size_t, c_ssize_t, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Unpack
+from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
 from iobench import linux
 from iobench.environment.gpu import compatibility_mode, find_cufile, has_driver
@@ -20,7 +20,7 @@ from iobench.errors import TransferError, UnavailableError
 from iobench.units import MIB
 from iobench.writers.base import Availability
 from iobench.writers.blocks.workers import Blocks, run_workers
-from iobench.writers.device.base import Device, DeviceBytes
+from iobench.writers.device.base import DeviceBytes
 from iobench.writers.device.staging import StagedImage
 from iobench.writers.direct.engine import BlockingEngine
 from iobench.writers.image import AnyMemory, Extent, FileImage, Ranges
@@ -37,6 +37,9 @@ from iobench.writers.odirect import ODirectOptions, ODirectWriter
 from iobench.writers.options import DirectValues, block_size_option, option
 from iobench.writers.stream import BlockStream
 from iobench.writers.transfer import Meter
+
+if TYPE_CHECKING:
+    from iobench.writers.device.cuda import Device
 
 _ERRORS = 5000
 """Smaller numbers are an errno."""

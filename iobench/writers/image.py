@@ -20,9 +20,10 @@ import numpy as np
 from iobench.errors import UsageError
 from iobench.writers.blocks.pages import Bytes as Bytes
 from iobench.writers.device.base import AnyMemory as AnyMemory
-from iobench.writers.device.base import Device, DeviceBytes
+from iobench.writers.device.base import DeviceBytes
 
 if TYPE_CHECKING:
+    from iobench.writers.device.cuda import Device
     from iobench.writers.transfer import Meter
 
 Ranges: TypeAlias = Sequence[tuple[int, int]]

@@ -35,11 +35,11 @@ class _Gpu:
     """The current CUDA device, for `on_device`: memory goes there on a stream that is kept busy."""
 
     def upload(self, data: np.ndarray) -> object:
-        from iobench.writers.device.cuda import CudaBytes
+        from iobench.writers.device.cuda import device_bytes
 
         if len(data):
             torch.cuda._sleep(1_000_000)  # the copy below is not done when this returns
-        return CudaBytes(torch.from_numpy(data.copy()).to("cuda", non_blocking=True))
+        return device_bytes(torch.from_numpy(data.copy()).to("cuda", non_blocking=True))
 
     def download(self, memory: object) -> np.ndarray:
         return memory.tensor.cpu().numpy()

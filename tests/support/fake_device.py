@@ -29,7 +29,7 @@ from iobench.errors import TransferError
 from iobench.formats.tensors import tensor_bytes
 from iobench.testing.content import BrokenImage
 from iobench.writers.base import Writer
-from iobench.writers.device.base import CopyStream, Device, DeviceBytes
+from iobench.writers.device.base import DeviceBytes
 from iobench.writers.image import AnyMemory, Bytes, FileImage, Segment
 from iobench.writers.transfer import Transfer
 
@@ -39,7 +39,7 @@ _NOT_YET = 0xDB  # the content of memory until the copy to it is made
 class FakeBytes(DeviceBytes):
     """Memory of a FakeDevice. Only streams, `upload` and `download` read and write it."""
 
-    def __init__(self, device: Device, memory: Bytes, breaks_at: int | None = None) -> None:
+    def __init__(self, device: FakeDevice, memory: Bytes, breaks_at: int | None = None) -> None:
         self.device, self.memory, self.breaks_at = device, memory, breaks_at
 
     @property
@@ -106,7 +106,7 @@ def _nothing() -> None:
     pass
 
 
-class FakeDevice(Device):
+class FakeDevice:
     """A device whose memory is host memory that code under test must not access.
 
     It counts `copies`, memory of copies that was not pinned (`pageable`), and the most operations
@@ -187,7 +187,7 @@ class FakeDevice(Device):
         return any(s <= at and at + length <= s + size for s, size in known.items())
 
 
-class _FakeStream(CopyStream):
+class _FakeStream:
     def __init__(self, device: FakeDevice) -> None:
         self.device, self.queue = device, _Queue()
         caller, position = device.own, len(device.own)

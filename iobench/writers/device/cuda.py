@@ -13,7 +13,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from iobench.errors import TransferError, UsageError
 from iobench.linux import PAGE
 from iobench.units import KIB
 from iobench.writers.blocks.pages import Bytes
-from iobench.writers.device.base import AnyMemory, CopyStream, Device, DeviceBytes
+from iobench.writers.device.base import AnyMemory, DeviceBytes
 
 
 def tensor_bytes(tensor: torch.Tensor) -> Bytes:
@@ -59,7 +59,12 @@ def in_place_memory(tensor: torch.Tensor) -> AnyMemory:
 
 def device_bytes(flat: torch.Tensor) -> DeviceBytes:
     """Return a one-dimensional uint8 tensor on a CUDA device as memory of an image."""
-    return CudaBytes(flat)
+    if flat.dtype != torch.uint8 or flat.dim() != 1 or not flat.is_contiguous():
+        raise UsageError(
+            f"a {flat.dtype} tensor of shape {tuple(flat.shape)}: bytes of a device must be one "
+            "contiguous dimension of uint8"
+        )
+    return DeviceBytes(flat, cuda_device(flat.device))
 
 
 def _flat(tensor: torch.Tensor, *, here: bool) -> torch.Tensor:
@@ -92,48 +97,30 @@ _ALREADY = 712  # cudaErrorHostMemoryAlreadyRegistered
 _GPU_PAGE = 64 * KIB  # of the mappings that GPUDirect reads and writes
 
 
-class CudaBytes(DeviceBytes):
-    """The bytes of `tensor`, which must be contiguous uint8 with one dimension. Keeps it alive."""
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        if tensor.dtype != torch.uint8 or tensor.dim() != 1 or not tensor.is_contiguous():
-            raise UsageError(
-                f"a {tensor.dtype} tensor of shape {tuple(tensor.shape)}: bytes of a device must "
-                "be one contiguous dimension of uint8"
-            )
-        self.tensor: torch.Tensor = tensor
-        self.device = cuda_device(tensor.device)
-
-    @property
-    def address(self) -> int:
-        return self.tensor.data_ptr()
-
-    def __len__(self) -> int:
-        return self.tensor.numel()
-
-    def __getitem__(self, part: slice) -> Self:
-        return type(self)(self.tensor[part])
-
-
-def cuda_device(device: torch.device) -> CudaDevice:
-    """Return the CudaDevice of `device`; without an index, that of the current device."""
+def cuda_device(device: torch.device) -> Device:
+    """Return the Device of `device`; without an index, that of the current device."""
     index = torch.cuda.current_device() if device.index is None else device.index
     return _cuda_device(index)
 
 
 @functools.cache
-def _cuda_device(index: int) -> CudaDevice:
-    return CudaDevice(index)
+def _cuda_device(index: int) -> Device:
+    return Device(index)
 
 
-class CudaDevice(Device):
-    """One GPU, identified by its index in this process."""
+class Device:
+    """One GPU, identified by its index in this process. It exists as long as the process."""
 
     def __init__(self, index: int) -> None:
         self.index = index
         self.name = f"cuda:{index}"
 
     def current(self) -> AbstractContextManager[object]:
+        """Make it the current device of the calling thread, and the previous one again after it.
+
+        A library that takes addresses on the device needs that. A new thread has device 0, where
+        the first call takes memory for a context.
+        """
         # At its end it does not initialize the previous device, as torch.cuda.stream alone does.
         return torch.cuda.device(self.index)
 
@@ -147,11 +134,19 @@ class CudaDevice(Device):
             first_line = str(error).partition("\n")[0]
             raise TransferError(f"{doing} on {self.name}: {first_line}") from error
 
-    def stream(self) -> CudaStream:
-        return CudaStream(self)
+    def stream(self) -> CopyStream:
+        """Return a new stream, ordered after everything the calling thread has queued.
+
+        It must therefore be created in the thread that calls the writer, before workers copy.
+        """
+        return CopyStream(self)
 
     def pin(self, memory: Bytes) -> str | None:
-        """Pin the whole allocation that contains `memory`, until numpy frees it."""
+        """Pin the whole allocation that contains `memory` for DMA, until numpy frees it.
+
+        Pinning twice is free. Returns None, or the reason why it is not pinned. Copies still work
+        then, but more slowly.
+        """
         root = memory
         while isinstance(root.base, np.ndarray):
             root = root.base
@@ -182,7 +177,11 @@ class CudaDevice(Device):
         with contextlib.suppress(RuntimeError):
             torch.ones(1, device=self.name)
 
-    def allocate(self, size_bytes: int) -> CudaBytes:
+    def allocate(self, size_bytes: int) -> DeviceBytes:
+        """Return new memory, aligned to 64 KiB, with undefined content.
+
+        No work that was queued on the device before still uses it.
+        """
         with self.using("allocating"):
             room = torch.empty(size_bytes, dtype=torch.uint8, device=self.name)
             if begin := -room.data_ptr() % _GPU_PAGE:  # a part of a larger block of the allocator
@@ -191,19 +190,28 @@ class CudaDevice(Device):
             # torch hands out memory that was freed on this stream before the kernels that use it
             # have run: only later work on the same stream is ordered after them.
             torch.cuda.current_stream(self.index).synchronize()
-        return CudaBytes(room[begin : begin + size_bytes])
+        return DeviceBytes(room[begin : begin + size_bytes], self)
 
 
-class CudaStream(CopyStream):
-    """A CUDA stream that starts after the work queued on the caller's current stream."""
+class CopyStream:
+    """An ordered queue of copies, concurrent with the caller's own work on the device.
 
-    def __init__(self, device: CudaDevice) -> None:
+    It starts after the work queued on the caller's current stream. Safe to use from many threads.
+    The memory of a copy must exist until the wait for a later mark has returned. All methods raise
+    TransferError.
+    """
+
+    def __init__(self, device: Device) -> None:
         self._device = device
         with device.using("opening a stream"):
             self._stream = torch.cuda.Stream(device=device.index)
             self._stream.wait_stream(torch.cuda.current_stream(device.index))
 
     def copy(self, source: AnyMemory | torch.Tensor, destination: AnyMemory) -> None:
+        """Queue a copy between memories of equal length. At least one is on the device.
+
+        The source may be a torch tensor on the device, of any dtype and strides.
+        """
         non_blocking = True
         if isinstance(source, np.ndarray) and not source.flags.writeable:
             # torch.from_numpy warns of read-only memory. The temporary copy must outlive the copy
@@ -216,6 +224,10 @@ class CudaStream(CopyStream):
             target.copy_(_tensor(source), non_blocking=non_blocking)
 
     def to_host(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Queue a copy of a torch tensor on the device; return the CPU tensor that it fills.
+
+        Its strides are those of `tensor.cpu()`. It may be dropped before the copy is done.
+        """
         with self._on_it():
             # Pinned memory of torch's own allocator, which reuses it only after the copy.
             return tensor.to("cpu", non_blocking=True)
@@ -226,6 +238,7 @@ class CudaStream(CopyStream):
             yield
 
     def mark(self) -> Callable[[], None]:
+        """Return a function that waits for all copies queued so far. It raises if one failed."""
         with self._device.using("copying"):
             # A blocking event sleeps in `synchronize`; spinning would take a core from the writers.
             event = torch.cuda.Event(blocking=True)
@@ -239,19 +252,17 @@ class CudaStream(CopyStream):
 
 
 def _tensor(memory: AnyMemory | torch.Tensor) -> torch.Tensor:
-    if isinstance(memory, CudaBytes):
-        return memory.tensor
-    if isinstance(memory, torch.Tensor):
-        return memory
-    assert isinstance(memory, np.ndarray)
-    return torch.from_numpy(memory)
+    if isinstance(memory, DeviceBytes):
+        tensor: torch.Tensor = memory.tensor
+        return tensor
+    return torch.from_numpy(memory) if isinstance(memory, np.ndarray) else memory
 
 
 _pinned: dict[int, weakref.finalize[Any, np.ndarray]] = {}
 _pinned_lock = threading.RLock()  # the collector may run `_unpin` in a thread that holds it
 
 
-def _unpin(device: CudaDevice, address: int, pid: int) -> None:
+def _unpin(device: Device, address: int, pid: int) -> None:
     with _pinned_lock:
         _pinned.pop(address, None)
     if os.getpid() == pid:  # a forked child must not use CUDA, and has nothing pinned

@@ -7,7 +7,7 @@ import functools
 import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, Self, cast
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import numpy as np
 
@@ -15,9 +15,12 @@ from iobench.units import MIB
 from iobench.writers.blocks.interrupt_safe import uninterrupted
 from iobench.writers.blocks.pages import HUGE_PAGE
 from iobench.writers.blocks.workers import BlockPool
-from iobench.writers.device.base import CopyStream, Device, DeviceBytes
+from iobench.writers.device.base import DeviceBytes
 from iobench.writers.image import AnyMemory, Bytes, FileImage, WrappedImage
 from iobench.writers.transfer import Meter
+
+if TYPE_CHECKING:
+    from iobench.writers.device.cuda import CopyStream, Device
 
 
 class DeviceCopies:

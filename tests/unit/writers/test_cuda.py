@@ -18,6 +18,7 @@ from iobench.testing import content
 from iobench.writers import registry
 from iobench.writers.blocks.workers import BlockPool
 from iobench.writers.device import cuda, staging
+from iobench.writers.device.base import DeviceBytes
 from iobench.writers.device.staging import DeviceCopies
 from iobench.writers.image import FileImage
 
@@ -30,19 +31,14 @@ def played(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
     gc.collect()
 
 
-class _Bytes(cuda.CudaBytes):
-    """CPU memory as that of a GPU: torch copies it in the same way."""
-
-    def __init__(self, tensor: torch.Tensor, index: int = 0) -> None:
-        self.tensor, self.device = tensor, cuda._cuda_device(index)
-
-    def __getitem__(self, part: slice) -> _Bytes:
-        return _Bytes(self.tensor[part], self.device.index)
+def _bytes(tensor: torch.Tensor, index: int = 0) -> DeviceBytes:
+    """Return CPU memory as that of a GPU: torch copies it in the same way."""
+    return DeviceBytes(tensor, cuda._cuda_device(index))
 
 
 def test_a_stream_begins_behind_the_callers_stream(played: FakeCuda) -> None:
     """It waits for the current stream before its copies. A mark is an event to wait for."""
-    memory = _Bytes(torch.arange(8, dtype=torch.uint8))
+    memory = _bytes(torch.arange(8, dtype=torch.uint8))
     stream = memory.device.stream()
     block = np.zeros(4, dtype=np.uint8)
     stream.copy(memory.tensor[2:6], block)
@@ -58,9 +54,9 @@ def test_a_stream_begins_behind_the_callers_stream(played: FakeCuda) -> None:
 
 def test_copies_to_the_device(played: FakeCuda) -> None:
     """Host memory, also read-only memory, and memory of the device are copied to it."""
-    memory = _Bytes(torch.zeros(6, dtype=torch.uint8))
+    memory = _bytes(torch.zeros(6, dtype=torch.uint8))
     stream = memory.device.stream()
-    parts = [_Bytes(part) for part in memory.tensor.split(2)]
+    parts = [_bytes(part) for part in memory.tensor.split(2)]
     stream.copy(np.array([1, 2], dtype=np.uint8), parts[0])
     stream.copy(np.frombuffer(b"\x03\x04", dtype=np.uint8), parts[1])
     stream.copy(parts[0], parts[2])
@@ -70,7 +66,7 @@ def test_copies_to_the_device(played: FakeCuda) -> None:
 def test_tensors_of_any_layout(played: FakeCuda) -> None:
     """A tensor that is not contiguous arrives contiguous in a block, with its strides on a CPU."""
     tensor = torch.arange(6, dtype=torch.int16).reshape(2, 3).t()
-    stream = cuda.CudaDevice(0).stream()
+    stream = cuda.Device(0).stream()
     block = np.zeros(12, dtype=np.uint8)
     stream.copy(tensor, block)
     assert block.view(np.int16).tolist() == [0, 3, 1, 4, 2, 5]
@@ -95,7 +91,7 @@ def test_no_context_on_another_device(writer: str, played: FakeCuda, tmp_path) -
     if not (answer := made.available(tmp_path)).ok:
         pytest.skip(answer.reason)
     data = torch.from_numpy(content(400_000))
-    image = FileImage.of("f", [_Bytes(part, 3) for part in data.split(100_000)])
+    image = FileImage.of("f", [_bytes(part, 3) for part in data.split(100_000)])
     device, blocks = cuda._cuda_device(3), [BlockPool(4 << 20).take()]
     with played.device(3):
         copies = DeviceCopies([device])
@@ -112,7 +108,7 @@ def test_no_context_on_another_device(writer: str, played: FakeCuda, tmp_path) -
 
 def test_new_memory_is_not_in_use(played: FakeCuda) -> None:
     """Kernels that still use memory which torch hands out again have ended; it is aligned."""
-    memory = cuda.CudaDevice(0).allocate(16 << 20)
+    memory = cuda.Device(0).allocate(16 << 20)
     assert len(memory) == 16 << 20
     assert memory.address % 4096 == 0
     assert played.log[0] == f"allocates {16 << 20}"
@@ -123,14 +119,14 @@ def test_a_failed_pin_leaves_no_error(played: FakeCuda) -> None:
     """Else torch raises it at the next kernel of the trainer."""
     block = BlockPool(4 << 20).take()
     for played.refuse in (2, 712):
-        cuda.CudaDevice(0).pin(block)
+        cuda.Device(0).pin(block)
         played.launch()
 
 
 def test_a_forked_child_frees_pinned_memory(played: FakeCuda) -> None:
     """It does not call CUDA, which must not be used there."""
     block = BlockPool(4 << 20).take()
-    cuda.CudaDevice(0).pin(block)
+    cuda.Device(0).pin(block)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of fork, from Python 3.12
         child = os.fork()
@@ -147,7 +143,7 @@ def test_a_forked_child_frees_pinned_memory(played: FakeCuda) -> None:
 
 def test_blocks_are_pinned_once_and_let_go(played: FakeCuda) -> None:
     """The memory of a pool's blocks is registered once, for as long as it exists."""
-    device = cuda.CudaDevice(0)
+    device = cuda.Device(0)
     pool = BlockPool(64 << 10)
     blocks = [pool.take() for _ in range(3)]
     for block in (*blocks, blocks[0][100:200]):
@@ -164,7 +160,7 @@ def test_blocks_are_pinned_once_and_let_go(played: FakeCuda) -> None:
 
 def test_memory_that_shares_its_pages_is_not_pinned(played: FakeCuda) -> None:
     """Only whole pages are registered."""
-    assert cuda.CudaDevice(0).pin(np.empty(100, dtype=np.uint8)[3:]) is None
+    assert cuda.Device(0).pin(np.empty(100, dtype=np.uint8)[3:]) is None
     assert not played.registered
 
 
@@ -172,11 +168,11 @@ def test_a_refusal_to_pin_is_reported(played: FakeCuda) -> None:
     """The reason is cudaHostRegister's error; memory that is pinned already is not an error."""
     played.refuse = 2
     block = BlockPool(4 << 20).take()
-    reason = cuda.CudaDevice(0).pin(block)
+    reason = cuda.Device(0).pin(block)
     assert reason is not None
     assert "CUDA error 2" in reason
     played.refuse = 712
-    assert cuda.CudaDevice(0).pin(block) is None
+    assert cuda.Device(0).pin(block) is None
 
 
 def test_cuda_errors_are_transfer_errors(played: FakeCuda, monkeypatch) -> None:
@@ -185,14 +181,14 @@ def test_cuda_errors_are_transfer_errors(played: FakeCuda, monkeypatch) -> None:
     def fail(self):
         raise RuntimeError("CUDA error: an illegal memory access was encountered\nCUDA kernel ...")
 
-    wait = cuda.CudaDevice(0).stream().mark()
+    wait = cuda.Device(0).stream().mark()
     monkeypatch.setattr(played.Event, "synchronize", fail)
     with pytest.raises(TransferError, match=r"cuda:0: CUDA error: an illegal.*encountered$"):
         wait()
 
 
 def test_only_flat_bytes() -> None:
-    """CudaBytes are one contiguous dimension of uint8."""
+    """DeviceBytes are one contiguous dimension of uint8."""
     for tensor in (torch.ones(4), torch.ones(2, 2, dtype=torch.uint8)):
         with pytest.raises(UsageError, match="one contiguous dimension"):
-            cuda.CudaBytes(tensor)
+            cuda.device_bytes(tensor)

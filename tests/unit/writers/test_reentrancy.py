@@ -82,13 +82,14 @@ def test_device_blocks() -> None:
         cufile = CuFile(FakeCuFile(device))
 
         def use() -> None:
-            with blocks.block(cufile, device, Meter()) as block:
-                address = block.memory.address
-                assert address not in used
-                used.append(address)
-                if nested:
-                    nested.pop()()
-                used.remove(address)
+            block = blocks.take(cufile, device, Meter())
+            address = block.memory.address
+            assert address not in used
+            used.append(address)
+            if nested:
+                nested.pop()()
+            used.remove(address)
+            blocks.give({device: block})
 
         nested = [use]
         return enter(use, use)
