@@ -6,7 +6,7 @@ import itertools
 import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Self, cast
 
@@ -16,10 +16,9 @@ from iobench import linux
 from iobench.checkpoint.manifest import FileRecord
 from iobench.errors import DataMismatchError
 from iobench.formats.tensor_slices import GAP_BYTES, room_for
-from iobench.ranks.control import Control
+from iobench.ranks.control import ALONE, Control
 from iobench.ranks.exchange import HeldBytes, OtherRankError, Reader, Transport
 from iobench.ranks.restore_plan import Range, RestoreMode
-from iobench.ranks.world import World
 from iobench.units import MIB
 from iobench.writers.base import CopyReader
 from iobench.writers.blocks.progress import Progress, WatchedImage
@@ -76,7 +75,7 @@ class PieceReader:
     """
 
     def __init__(self, reader: Reader | None = None, held: HeldFiles | None = None) -> None:
-        self._reader = reader or Reader(Transport(Control(World.single())), "all")
+        self._reader = reader or Reader(Transport(ALONE), "all")
         self._held = held
         self._begun = False
 
@@ -195,7 +194,7 @@ def piece_reader(
     if mode == "all" and held() is None:
         yield PieceReader
         return
-    with Transport(control) as transport:
+    with closing(Transport(control)) as transport:
         reader = Reader(transport, mode)
         yield lambda: PieceReader(reader, held())
 

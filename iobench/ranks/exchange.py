@@ -21,7 +21,7 @@ from dataclasses import replace
 from functools import partial
 from operator import attrgetter
 from types import MappingProxyType
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 from iobench.errors import RankError
 from iobench.ranks.control import Control
@@ -74,7 +74,7 @@ class Transport:
 
     def __init__(self, control: Control) -> None:
         """Listen, and exchange the addresses. Raises RankError."""
-        self._control, self._world = control.sub("transport"), control.world
+        self.control, self._world = control.sub("transport"), control.world
         self._changed = threading.Condition()
         self._listener: Listener | None = None
         self._open()
@@ -85,13 +85,13 @@ class Transport:
         self._cut = False
         if self._world.size == 1:
             return
-        interface = self._control.interface
+        interface = self.control.interface
         assert interface is not None  # a job of several ranks has one
         server = socket.create_server((interface.address, 0), backlog=_ROOM)
         port = server.getsockname()[1]
         token = secrets.token_hex(16) if self._world.rank == 0 else ""  # that of rank 0 counts
         own = [interface.address, port, token]
-        found = self._control.all_gather("addresses", own, deadline_s=_CONNECT_S)
+        found = self.control.all_gather("addresses", own, deadline_s=_CONNECT_S)
         self._addresses: list[tuple[str, int]] = [(host, port) for host, port, _ in found]
         self._token = found[0][-1].encode()
         self._listener = Listener(
@@ -103,11 +103,6 @@ class Transport:
             greeting_s=_GREETING_S,
         )
 
-    @property
-    def control(self) -> Control:
-        """The control plane of this transport's users: all ranks make the same calls."""
-        return self._control
-
     def outgoing(self, rank: int) -> Wire:
         """Return the connection on which this rank sends to `rank`. Raises RankError."""
         if rank not in self._outgoing:
@@ -115,7 +110,7 @@ class Transport:
             try:
                 connection = socket.create_connection(address, timeout=_GREETING_S)
             except OSError as error:
-                self._control.check()
+                self.control.check()
                 raise RankError(
                     "{} cannot be reached at {}:{}: {}".format(self._named(rank), *address, error),
                     ranks=[rank],
@@ -140,7 +135,7 @@ class Transport:
         until_s = time.monotonic() + _CONNECT_S
         with self._changed:
             while rank not in self._incoming:
-                self._control.check()
+                self.control.check()
                 if self._cut:
                     raise RankError(f"rank {rank}: all connections were cut", ranks=[rank])
                 if time.monotonic() > until_s:
@@ -176,20 +171,14 @@ class Transport:
             self._changed.notify_all()
             return [*self._outgoing.values(), *self._incoming.values()]
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def _named(self, rank: int) -> str:
-        return f"rank {rank} (host {self._control.hosts[rank]})"
+        return f"rank {rank} (host {self.control.hosts[rank]})"
 
     def _name(self, wire: Wire, rank: int, limit_s: float) -> None:
         """Let the errors of `wire` name the rank at its other end."""
         wire.other = self._named(rank)
         wire.failure = partial(RankError, ranks=[rank])
-        wire.limit(limit_s, self._control.check)
+        wire.limit(limit_s, self.control.check)
 
     def _admit(self, incoming: dict[int, Wire], wire: Wire, hello: Hello, welcome: Welcome) -> None:
         """Take the connection of a rank that has proven itself; the listener's thread calls it."""

@@ -115,7 +115,8 @@ class Replicator:
                 "all ranks are on one node: replicas survive a crash of the trainer, but not the "
                 "loss of the node"
             )
-        self._thread: threading.Thread | None = None
+        self._thread = threading.Thread(target=self._work, name="iobench-replicator", daemon=True)
+        self._thread.start()
 
     @property
     def _first(self) -> bool:
@@ -151,11 +152,6 @@ class Replicator:
             if self._pending:
                 offer.release()
             self._pending += 1
-            if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._work, name="iobench-replicator", daemon=True
-                )
-                self._thread.start()
         self._offers.put(offer)
 
     def warn(self) -> None:
@@ -249,8 +245,7 @@ class Replicator:
         except RankError:
             finished = False  # another rank has ended badly: a restart may need the files
         self._offers.put(None)
-        if self._thread is not None:
-            self._thread.join(_CLOSE_S if finished else 1.0)
+        self._thread.join(_CLOSE_S if finished else 1.0)
         self._sender.close()
         if self._first and finished:
             self._directory.remove()

@@ -260,7 +260,6 @@ class DcpFormat:
         def part(record: FileRecord) -> Part:
             return Part(
                 rank=rank,
-                host=self.world.host,
                 file=record,
                 values=tuple({value.path: None for value in values}),
                 skeleton=skeleton if whole else None,

@@ -36,7 +36,6 @@ class Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """
 
     rank: int
-    host: str
     file: FileRecord
     values: tuple[tuple[str | int, ...], ...]
     skeleton: Any

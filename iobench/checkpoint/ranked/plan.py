@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -71,24 +71,8 @@ class BoxSource(NamedTuple):
 
     number: int
     shift: int
+    sizes: tuple[int, ...]
     narrow: tuple[tuple[int, int], ...] | None
-
-
-class _Places(NamedTuple):
-    """The sources of the boxes with elements, as arrays; `apart` are those that must be copied."""
-
-    numbers: Numbers
-    shifts: Numbers
-    apart: list[int]
-
-    @classmethod
-    def of(cls, boxes: Sequence[Box], sources: Sequence[BoxSource]) -> _Places:
-        stored = [source for box, source in zip(boxes, sources, strict=True) if 0 not in box.sizes]
-        return cls(
-            numbers(source.number for source in stored),
-            numbers(source.shift for source in stored),
-            [at for at, source in enumerate(stored) if source.narrow is not None],
-        )
 
 
 @dataclass(frozen=True)
@@ -118,15 +102,18 @@ class WholePlan:
 class RankPlan:
     """The boxes that this rank writes, in the order of its file.
 
-    `file` is the layout of the file, `sources` where this rank has the boxes. `whole` has those of
-    all ranks, in rank 0 only.
+    `file` is the layout of the file. `sources` is where this rank has the boxes with elements;
+    `numbers` and `shifts` are the same as arrays, and `apart` those that must be copied. `whole`
+    has the boxes of all ranks, in rank 0 only.
     """
 
     boxes: list[Box] = field(repr=False)
     whole: WholePlan | None = field(repr=False)
     file: DcpFile = field(repr=False)
     sources: list[BoxSource] = field(repr=False)
-    places: _Places = field(repr=False)
+    numbers: Numbers = field(repr=False)
+    shifts: Numbers = field(repr=False)
+    apart: list[int] = field(repr=False)
 
 
 def local_plan(state: LocalState) -> str:
@@ -173,13 +160,16 @@ def made_plan(structure: RankStructure, text: str, whole: WholePlan | None) -> R
     sources = [
         _source(box, number_of[box.name], structure.held[box.name], structure.strides[box.name])
         for box in boxes
+        if 0 not in box.sizes
     ]
     return RankPlan(
         boxes=boxes,
         whole=whole,
         file=DcpFile([(box.dtype, box.sizes) for box in boxes]),
         sources=sources,
-        places=_Places.of(boxes, sources),
+        numbers=numbers(source.number for source in sources),
+        shifts=numbers(source.shift for source in sources),
+        apart=[at for at, source in enumerate(sources) if source.narrow is not None],
     )
 
 
@@ -223,10 +213,8 @@ def _source(box: Box, number: int, held: Held, stride: tuple[int, ...]) -> BoxSo
     view = torch.empty_strided(held.sizes, stride, device="meta", dtype=box.dtype)
     for dim, (begin, size) in enumerate(narrow):
         view = view.narrow(dim, begin, size)
-    if not math.prod(box.sizes):
-        return BoxSource(number, 0, None)
     shift = int(view.storage_offset()) * box.dtype.itemsize
-    return BoxSource(number, shift, None if view.is_contiguous() else narrow)
+    return BoxSource(number, shift, box.sizes, None if view.is_contiguous() else narrow)
 
 
 def data_file(rank: int) -> str:
@@ -258,35 +246,28 @@ class RankContent(Content):
         assert self.plan.whole is not None
         return self.plan.whole.size_bytes
 
-    def _stored(self) -> Iterator[tuple[BoxSource, tuple[int, ...]]]:
-        """Yield the source and the shape of each box with elements, in file order."""
-        for box, source in zip(self.plan.boxes, self.plan.sources, strict=True):
-            if 0 not in box.sizes:
-                yield source, box.sizes
-
-    def _view(self, source: BoxSource, sizes: tuple[int, ...]) -> torch.Tensor:
+    def _view(self, source: BoxSource) -> torch.Tensor:
         tensor = self.tensors[source.number].detach()
         if source.narrow is not None:
             for dim, (begin, size) in enumerate(source.narrow):
                 tensor = tensor.narrow(dim, begin, size)
             return tensor
         strides, step = list[int](), 1
-        for size in reversed(sizes):
+        for size in reversed(source.sizes):
             strides.insert(0, step)
             step *= size
         offset = tensor.storage_offset() + source.shift // tensor.element_size()
-        return tensor.as_strided(sizes, strides, offset)
+        return tensor.as_strided(source.sizes, strides, offset)
 
     def image(self) -> FileImage:
         """Return the file on the trainer's memory, without the checksums in torch's format."""
         if not self.on_cpu:
             return self._on_memory(checked=False)
-        places = self.plan.places
-        stored = list(self._stored()) if places.apart else []
-        apart = {number: tensor_bytes(self._view(*stored[number])) for number in places.apart}
-        addresses = self.located.addresses[places.numbers] + places.shifts
+        plan = self.plan
+        apart = {at: tensor_bytes(self._view(plan.sources[at])) for at in plan.apart}
+        addresses = self.located.addresses[plan.numbers] + plan.shifts
         owners = (self.located.owners, self.tensors)
-        return self.plan.file.image(data_file(self.rank), addresses, apart, owners)
+        return plan.file.image(data_file(self.rank), addresses, apart, owners)
 
     def piece_end(self, position: int) -> int:
         """Return the end of the item that begins before `position` and ends after it.
@@ -304,7 +285,7 @@ class RankContent(Content):
         return self._on_memory(checked=True, end=end)
 
     def _on_memory(self, *, checked: bool, end: bytes = b"") -> FileImage:
-        data = [tensor_memory(self._view(*one)) for one in self._stored()]
+        data = [tensor_memory(self._view(one)) for one in self.plan.sources]
         return self.plan.file.image_of(data_file(self.rank), data, checked=checked, end=end)
 
     def image_in(self, memory: Bytes, end: bytes) -> FileImage:

@@ -45,7 +45,7 @@ _STATE: dict[str, Any] = {
 
 def _part(rank: int, skeleton: Any, own: list[Any]) -> Part:
     file = FileRecord(path=f"{rank}", size_bytes=0, pieces=())
-    return Part(rank=rank, host="h", file=file, values=(), skeleton=skeleton, own=own)
+    return Part(rank=rank, file=file, values=(), skeleton=skeleton, own=own)
 
 
 def test_names_and_values_are_those_of_stock_dcp() -> None:

@@ -73,7 +73,6 @@ class _Memory:
             SaveHeader(
                 part=Part(
                     rank=rank,
-                    host="here",
                     file=FileRecord(path=data_file(rank), size_bytes=0, pieces=()),
                     values=(),
                     skeleton={"w": 1} if rank == 0 else None,
