@@ -121,31 +121,22 @@ class Control:
         return self.world.size > 1
 
     @classmethod
-    def connect(
-        cls,
-        world: World,
-        *,
-        directory: Path | None = None,
-        deadline_s: float | None = None,
-        lost_after_s: float | None = None,
-    ) -> Control:
+    def connect(cls, world: World, *, directory: Path | None = None) -> Control:
         """Connect all ranks of `world`. On return all of them are connected.
 
         `directory` is one that all ranks have for their data: rank 0 may publish its address there
-        until all are connected. `deadline_s` is that of IOBENCH_CONNECT, or 300 s, unless it is
-        given; `lost_after_s` that of IOBENCH_LOST_AFTER, or 300 s. After 5 s rank 0 warns of the
-        ranks that are missing (RuntimeWarning).
+        until all are connected. After 5 s rank 0 warns of the ranks that are missing
+        (RuntimeWarning).
 
-        Raises RankError when one is missing after `deadline_s`, and in rank 0 after 30 s if no
-        other rank has connected, torch.distributed is initialized and no deadline is given.
-        UsageError when nothing says where rank 0 is. A failure leaves nothing behind: the ranks may
-        connect again.
+        Raises RankError when one is missing after the time of IOBENCH_CONNECT, and in rank 0 after
+        30 s if no other rank has connected, torch.distributed is initialized and this variable is
+        not set. UsageError when nothing says where rank 0 is. A failure leaves nothing behind: the
+        ranks may connect again.
         """
         if world.size == 1:
             return cls(world)
-        patient = deadline_s is not None or bool(os.environ.get(_CONNECT))
-        deadline_s = deadline_s or _seconds(_CONNECT, CONNECT_S)
-        lost_after_s = lost_after_s or _seconds(_LOST_AFTER, LOST_AFTER_S)
+        deadline_s = _seconds(_CONNECT, CONNECT_S)
+        lost_after_s = _seconds(_LOST_AFTER, LOST_AFTER_S)
         until_s = time.monotonic() + deadline_s
         meeting = meet(world, deadline_s=deadline_s, directory=directory)
         hub = member = None
@@ -161,7 +152,7 @@ class Control:
             member = _connected(world, meeting, until_s, lost_after_s)
             control = cls(world, member, hub, meeting.interface)
             if hub is not None and deadline_s > _PATIENCE_S:
-                _await_ranks(hub, world.size, deadline_s, patient=patient)
+                _await_ranks(hub, world.size, deadline_s)
             left_s = max(1.0, until_s - time.monotonic())
             places = control.all_gather("connect", [world.host, world.node], deadline_s=left_s)
             control.hosts = hosts = [host for host, _ in places]
@@ -437,7 +428,7 @@ def _seconds(variable: str, default_s: float) -> float:
     return seconds
 
 
-def _await_ranks(hub: Hub, size: int, deadline_s: float, *, patient: bool) -> None:
+def _await_ranks(hub: Hub, size: int, deadline_s: float) -> None:
     """Warn of the ranks that have not connected. Raises RankError if rank 0 stays alone.
 
     Ranks whose process groups are initialized have imported everything and met already. If only
@@ -449,7 +440,7 @@ def _await_ranks(hub: Hub, size: int, deadline_s: float, *, patient: bool) -> No
         return
     shown = ", ".join(map(str, missing[:_MOST_SHOWN]))
     more = "" if len(missing) <= _MOST_SHOWN else f" and {len(missing) - _MOST_SHOWN} more"
-    together = not patient and _groups_are_initialized()
+    together = not os.environ.get(_CONNECT) and _groups_are_initialized()
     end_s = _ALONE_S if together and len(missing) == size - 1 else deadline_s
     warnings.warn(
         f"rank 0 waits for ranks {shown}{more}: they have not connected within {_PATIENCE_S:g} s, "

@@ -447,7 +447,7 @@ class Reader:
         meter, before = Meter(), self._stored
         own = merged(wanted)
         parts = self._parts(own)
-        distinct = sum(part.size_bytes for part in parts)
+        distinct = sum(part.size_bytes for part, _ in parts)
         reason = "asked"
         if self.mode is None and held is None:
             parts = self._measure(parts, images, copy, meter)
@@ -497,7 +497,7 @@ class Reader:
     ) -> list[Shared]:
         """Choose the mode; return what is left to read. Too few bytes are not measured."""
         ranks = len(self._nodes)
-        most = sum(part.size_bytes for part in parts if len(part.ring) > 1) // _MEASURED_PART
+        most = sum(part.size_bytes for part, ring in parts if len(ring) > 1) // _MEASURED_PART
         sample = most * _MEASURED_PART // (_SAMPLE_PART * ranks)
         if sample < _SMALLEST_SAMPLE // 4:
             return parts

@@ -278,7 +278,8 @@ class _Directory:
     )
 
     def __init__(self, world: World, directory: Path) -> None:
-        self._file = directory / f".iobench-{_name_of(world)[:16]}.address"
+        name = hashlib.sha256(f"{world.job}:{os.getuid()}".encode())  # the same in all ranks
+        self._file = directory / f".iobench-{name.hexdigest()[:16]}.address"
 
     def __str__(self) -> str:
         return str(self._file)
@@ -409,11 +410,6 @@ def _listen(host: str, port: int) -> socket.socket:
             "to tcp://HOST:PORT of rank 0, or to a directory that all nodes share"
         ) from error
     return server
-
-
-def _name_of(world: World) -> str:
-    """Return a text that is the same in all ranks of the job. It is not a secret."""
-    return hashlib.sha256(f"{world.job}:{os.getuid()}".encode()).hexdigest()
 
 
 def runtime_directory() -> Path:

@@ -140,17 +140,10 @@ def check_restore_mode(mode: str) -> None:
 
 
 class Shared(NamedTuple):
-    """Bytes [start, stop) of the file number `file`, and the ranks that need them."""
+    """Bytes of a file, and the ranks that need them."""
 
-    file: int
-    start: int
-    stop: int
+    range: Range
     ring: tuple[int, ...]
-
-    @property
-    def size_bytes(self) -> int:
-        """The number of bytes."""
-        return self.stop - self.start
 
 
 class RingPiece(NamedTuple):
@@ -197,7 +190,7 @@ def shared(wanted: Sequence[Sequence[Range]], nodes: Sequence[int]) -> list[Shar
     """
     order = sorted(range(len(wanted)), key=lambda rank: (nodes[rank], rank))
     if all(ranges == wanted[0] for ranges in wanted):
-        return [Shared(*part, tuple(order)) for part in wanted[0]]
+        return [Shared(part, tuple(order)) for part in wanted[0]]
     edges: dict[tuple[int, int], list[int]] = defaultdict(list)
     for rank, ranges in enumerate(wanted):
         for item, start, stop in ranges:
@@ -213,21 +206,21 @@ def shared(wanted: Sequence[Sequence[Range]], nodes: Sequence[int]) -> list[Shar
         if present:  # empty after the last point of a file
             key = frozenset(present)
             ring = rings.setdefault(key, tuple(rank for rank in order if rank in key))
-            found.append(Shared(item, start, stop, ring))
+            found.append(Shared(Range(item, start, stop), ring))
     return found
 
 
 def head(parts: Sequence[Shared], size_bytes: int) -> tuple[list[Shared], list[Shared]]:
     """Return the first `size_bytes` of what several ranks want, and all else."""
     taken, left = list[Shared](), list[Shared]()
-    for part in parts:
-        size = min(size_bytes, part.size_bytes) if len(part.ring) > 1 else 0
+    for part, ring in parts:
+        size = min(size_bytes, part.size_bytes) if len(ring) > 1 else 0
         size_bytes -= size
         cut = part.start + size
         if size:
-            taken.append(part._replace(stop=cut))
+            taken.append(Shared(part._replace(stop=cut), ring))
         if cut < part.stop:
-            left.append(part._replace(start=cut))
+            left.append(Shared(part._replace(start=cut), ring))
     return taken, left
 
 
@@ -240,13 +233,13 @@ def plan(
     """
     reads: list[list[Range]] = [[] for _ in nodes]
     pieces: list[RingPiece] = []
-    groups: dict[tuple[int, ...], list[Shared]] = defaultdict(list)
-    for part in parts:
-        groups[part.ring].append(part)
+    groups: dict[tuple[int, ...], list[Range]] = defaultdict(list)
+    for part, ring in parts:
+        groups[ring].append(part)
     for ring, members in groups.items():
         if mode == "all" or len(ring) == 1:
             for rank in ring:
-                reads[rank] += [Range(part.file, part.start, part.stop) for part in members]
+                reads[rank] += members
             continue
         readers = ring if mode == "all-gather" else ring[:1]
         sizes = [part.size_bytes for part in members]
@@ -254,7 +247,7 @@ def plan(
         cut = slices(sizes, [nodes[rank] for rank in readers], align=align)
         for rank, ranges in zip(readers, cut, strict=True):
             for number, start, stop in ranges:
-                file, begin = members[number].file, members[number].start
+                file, begin, _ = members[number]
                 reads[rank].append(Range(file, begin + start, begin + stop))
                 pieces += _pieces(reads[rank][-1], rank, ring, piece_bytes)
     return ReadPlan([merged(ranges) for ranges in reads], pieces)
@@ -274,15 +267,15 @@ def held_plan(
     """
     reads: list[list[Range]] = [[] for _ in nodes]
     pieces: list[RingPiece] = []
-    for part in parts:
-        found, able = Range(part.file, part.start, part.stop), holders.get(part.file, ())
-        lacking = tuple(rank for rank in part.ring if rank not in able) if able else ()
-        for rank in part.ring:
+    for part, ring in parts:
+        able = holders.get(part.item, ())
+        lacking = tuple(rank for rank in ring if rank not in able) if able else ()
+        for rank in ring:
             if rank not in lacking:
-                reads[rank].append(found)
+                reads[rank].append(part)
         if lacking:
-            sender = able[part.file % len(able)]
-            pieces += _pieces(found, sender, (sender, *lacking), piece_bytes)
+            sender = able[part.item % len(able)]
+            pieces += _pieces(part, sender, (sender, *lacking), piece_bytes)
     return ReadPlan([merged(ranges) for ranges in reads], pieces)
 
 

@@ -12,12 +12,12 @@ from iobench.ranks.world import World
 from tests.support.ranks import free_port, start_ranks
 
 _BEGIN = """
-import sys, time
+import os, sys, time
 from iobench.ranks.control import Control
 from iobench.ranks.world import World
 from iobench.errors import RankError
 world = World.detect()
-control = Control.connect(world, deadline_s=60)
+control = Control.connect(world)
 """
 _WAIT = (
     _BEGIN
@@ -69,9 +69,7 @@ with control:
 
 def test_a_missing_rank_is_named() -> None:
     """A rank that never starts: rank 0 warns of it, and all end at the deadline of connect."""
-    code = _BEGIN.replace(", deadline_s=60", "").replace(
-        "control =", f"{_IMPATIENT}if world.rank == 1: sys.exit()\ncontrol ="
-    )
+    code = _BEGIN.replace("control =", f"{_IMPATIENT}if world.rank == 1: sys.exit()\ncontrol =")
     with start_ranks(code, 3, environ={"IOBENCH_CONNECT": "5s"}) as ranks:
         (code_, _, err), _, (other, _, other_err) = ranks.ends()
         assert (code_, other) == (1, 1)
@@ -148,7 +146,8 @@ for deadline_s in (1, 1, 20):
     if world.rank:
         sys.stdin.readline()
     try:
-        control = Control.connect(world, deadline_s=deadline_s)
+        os.environ["IOBENCH_CONNECT"] = f"{deadline_s}s"
+        control = Control.connect(world)
     except RankError as error:
         print(error, flush=True)
 assert control.all_gather("a", world.rank, deadline_s=60) == [0, 1]

@@ -23,7 +23,7 @@ from iobench.writers.image import FileImage
 from iobench.writers.registry import make
 
 world = World.detect()
-control = Control.connect(world, deadline_s=60)
+control = Control.connect(world)
 transport = Transport(control)
 here, size = Path("{here}"), 5_000_003
 data = np.random.default_rng(5).integers(0, 256, size, dtype=np.uint8)

@@ -70,7 +70,7 @@ from iobench.ranks.world import World
 
 world = World.detect()
 own = [world.launcher, world.rank, world.size, world.local_rank, world.local_size, world.node]
-with Control.connect(world, deadline_s=60) as control:
+with Control.connect(world) as control:
     every = control.all_gather("places", [own, world.job], deadline_s=60)
 if world.rank == 0:
     print(json.dumps(every))

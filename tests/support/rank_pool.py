@@ -134,7 +134,7 @@ def in_world(size: int) -> Any:
     job = f"{found.job}-{size}-{_starts[size]}"
     world = replace(found, size=size, local_size=size, job=job)
     if size not in _controls:
-        _controls[size] = control.Control.connect(world, deadline_s=60)
+        _controls[size] = control.Control.connect(world)
     control._shared = _controls[size]
     return world
 

@@ -7,16 +7,19 @@ import time
 from pathlib import Path
 
 from iobench.errors import RankError, UsageError
-from iobench.ranks import control as shared
 from iobench.ranks.control import Control
 from iobench.ranks.world import World
 
 
 def joined() -> World:
     """Join the job. A rank that is lost is noticed after 2 s. Return the place of this rank."""
-    world = World.detect()
-    shared._shared = Control.connect(world, deadline_s=30, lost_after_s=2)
-    return world
+    impatient(30, 2)
+    return World.detect()
+
+
+def impatient(connect_s: float, lost_after_s: float) -> None:
+    """Set how long this rank waits for others that start, and for a silent one."""
+    os.environ.update(IOBENCH_CONNECT=f"{connect_s}s", IOBENCH_LOST_AFTER=f"{lost_after_s}s")
 
 
 def meets(directory: str | None, deadline_s: float, *unset: str) -> None:
@@ -31,7 +34,8 @@ def meets(directory: str | None, deadline_s: float, *unset: str) -> None:
     world = World.detect()
     where = None if directory is None else Path(directory)
     try:
-        with Control.connect(world, directory=where, deadline_s=deadline_s) as control:
+        impatient(deadline_s, 300)
+        with Control.connect(world, directory=where) as control:
             own = control.world
             place = [own.rank, own.local_rank, own.local_size, own.node, own.nodes, own.placed]
             address = control.interface.address
@@ -64,7 +68,8 @@ def gathers(
         threading.Event().wait(60)
     began_s = time.monotonic()
     try:
-        with Control.connect(world, deadline_s=deadline_s, lost_after_s=lost_after_s) as control:
+        impatient(deadline_s, lost_after_s)
+        with Control.connect(world) as control:
             print("connected", flush=True)
             if what == "forked" and not os.fork():
                 threading.Event().wait(60)

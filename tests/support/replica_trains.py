@@ -9,6 +9,7 @@ from iobench import Checkpointer, KeepLast, Partner
 from iobench.errors import RankError
 from iobench.ranks import control
 from iobench.ranks.world import World
+from support.rank_scripts import impatient
 from support.train_scripts import check, made, say
 
 _OWN = 300_000
@@ -29,9 +30,7 @@ def replicates(directory: str, saves: int, asked: dict[str, Any]) -> None:
     warnings.showwarning = lambda message, *_, **__: say(f"told {message}")
     options = asked["options"] | asked["options_of"].get(str(world.rank), {})
     try:
-        control._shared = control.Control.connect(
-            world, deadline_s=20, lost_after_s=asked["silent_s"]
-        )
+        impatient(20, asked["silent_s"])
         with Checkpointer(
             directory, keep=KeepLast(2), writer="odirect", replicate=Partner(**options)
         ) as ckpt:

@@ -9,9 +9,9 @@ import torch
 
 from iobench import Checkpointer, KeepLast, PerRank, load_checkpoint
 from iobench.errors import RankError
-from iobench.ranks import control
 from iobench.ranks.restore_plan import RestoreMode
 from iobench.ranks.world import World
+from support.rank_scripts import impatient
 
 _SIZE = 20_000
 _SILENT_S = 2.0
@@ -78,10 +78,7 @@ def trains(
     say("begin")
     world = World.detect()
     try:
-        if world.size > 1:
-            control._shared = control.Control.connect(
-                world, deadline_s=_CONNECT_S, lost_after_s=_SILENT_S
-            )
+        impatient(_CONNECT_S, _SILENT_S)
         with Checkpointer(directory, keep=KeepLast(2), writer="odirect") as ckpt:
             say("open")
             step = ckpt.latest()

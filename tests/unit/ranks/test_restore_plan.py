@@ -54,7 +54,7 @@ def test_each_rank_gets_what_it_wants(
     nodes = [rank // per_node for rank in range(len(wanted))]
     everything = shared(wanted, nodes)
     taken, left = head(everything, sample)
-    assert sum(part.size_bytes for part in taken) <= sample
+    assert sum(part.size_bytes for part, _ in taken) <= sample
     found: list[list[tuple[int, int]]] = [[] for _ in wanted]
     read = 0
     for parts in (taken, left):
