@@ -111,21 +111,12 @@ class FileWriter(PosixWriter):
         return Availability(ok=True, reason=self._restriction(meter))
 
     def _try(self, file: NewFile, meter: Meter) -> None:
-        """Write as little as possible by each path."""
-        if self._how.only:
-            with self._file(file.fd, file.path, writing=True) as probed:
-                smallest = self._probe_memory(probed.unit)
-            image = FileImage.of("probe", [smallest])
-            with self._reachable(image, meter) as reachable:
-                self._send(file, reachable, meter)
-            return
-        page = Extent.of(np.zeros(linux.PAGE, dtype=np.uint8), 0)
-        for path in self._how.paths:
-            paths = tuple(dict.fromkeys((path, IoPath.BUFFERED)))
-            how = FileSetting(paths=paths, block_size=self._how.block_size)
-            support = PathSupport(dontcache=DontCache(self.name))
-            with PathFile(file.fd, file.path, how, support, writing=True) as opened:
-                opened.write(page, self._blocking(meter))
+        """Write as little as possible by the path of large operations."""
+        with self._file(file.fd, file.path, writing=True) as probed:
+            least = probed.unit if self._how.only else round_up(self._how.small_size, linux.PAGE)
+        image = FileImage.of("probe", [self._probe_memory(least)])
+        with self._reachable(image, meter) as reachable:
+            self._send(file, reachable, meter)
         self._admits_ring(meter)
 
     def _probe_memory(self, size_bytes: int) -> AnyMemory:
@@ -319,19 +310,15 @@ class FileWriter(PosixWriter):
 
     def _stream(self, file: NewFile, meter: Meter, size: int | None) -> BlockStream:
         how, opened = self._how, self._file(file.fd, file.path, writing=True)
-        if IoPath.DIRECT not in how.paths and how.only:
-
-            def write_views(views: list[Bytes], offset: int) -> None:
-                opened.write_views(views, offset, meter)
-
-            sink = PlainSink(write_views, how.block_size, opened.finish)
-            return BlockStream(file, self.name, meter, sink)
-        ring = self._admits_ring(meter)
         blocking = self._blocking(meter)
 
-        def write_rest(data: Bytes, offset: int) -> None:
+        def write(data: Bytes, offset: int) -> None:
             opened.write(Extent.of(data, offset), blocking)
 
+        if how.only in (IoPath.BUFFERED, IoPath.UNCACHED):
+            sink = PlainSink(lambda views, at: write(views[0], at), how.block_size, opened.finish)
+            return BlockStream(file, self.name, meter, sink)
+        ring = self._admits_ring(meter)
         background = BackgroundSink(
             self._pool,
             how.stream_depth,
@@ -339,7 +326,7 @@ class FileWriter(PosixWriter):
             opened.write,
             meter,
             ring=ring,
-            rest=write_rest,
+            rest=write,
             reserve=ReserveAhead(file) if self._reserves and not size else None,
             close=opened.close,
         )

@@ -28,7 +28,7 @@ from iobench.errors import IobenchError, UnavailableError
 from iobench.writers.blocks.pages import fresh_pages
 from iobench.writers.direct.engine import CompletionLatch, DirectEngine, ignore
 from iobench.writers.direct.in_flight import OnComplete
-from iobench.writers.image import Bytes, Extent
+from iobench.writers.image import Extent
 from iobench.writers.local.direct_file import (
     REFUSED,
     DirectFile,
@@ -179,17 +179,10 @@ class CachedFile:
         like the bytes of a direct write, or are on their way to it until `finish`.
         """
         image, start, stop, offset = part
-        with image.outgoing(start, stop, meter) as views:
-            self.write_views(path, views, offset, stop - start, meter)
-
-    def write_views(
-        self, path: IoPath, views: list[Bytes], offset: int, length: int, meter: Meter
-    ) -> None:
-        """Write `length` bytes of consecutive `views` at `offset`; see `write`."""
-        uncached = path == IoPath.UNCACHED
+        length, uncached = stop - start, path == IoPath.UNCACHED
         self._written = True
         flags = self._dontcache.flags(self._fd, meter) if uncached else 0
-        with meter.operation("write"):
+        with image.outgoing(start, stop, meter) as views, meter.operation("write"):
             calls = pwrite_all(self._fd, views, offset, flags)
             if uncached and self._waits:
                 on_storage(self._fd, offset, length, drop=not flags)
@@ -361,19 +354,11 @@ class PathFile:
         or raises, or when `engine` waits. See OnComplete. With the path DIRECT alone, padding may
         follow the last byte.
         """
-        if self._only is IoPath.DIRECT:
-            assert self._direct is not None
-            engine.write(self._direct, part, on_complete)
-            return
         with CompletionLatch(on_complete) as latch:
-            if self._only is not None:
-                self._cached.write(self._only, part, engine.meter)
-                return
             self._prepare(part, engine.meter)
             for one in self._cut(part):
                 aligned = not (one.offset | one.size_bytes) % self._alignment.offset
-                path, reason = self._policy.choose(one.size_bytes, aligned=aligned)
-                engine.meter.decided(path, reason)
+                path = self._choose(one, engine.meter, aligned=aligned)
                 if path is IoPath.DIRECT:
                     assert self._direct is not None
                     # The kernel drops cached pages of the range where it can, not always (open(2),
@@ -384,16 +369,20 @@ class PathFile:
                 else:
                     self._cached.write(path, one, engine.meter)
 
-    def write_views(self, views: list[Bytes], offset: int, meter: Meter) -> None:
-        """Write consecutive `views` at `offset` through the page cache; see `write`."""
-        assert self._only is not None
-        self._cached.write_views(self._only, views, offset, sum(map(len, views)), meter)
+    def _choose(
+        self, part: Extent, meter: Meter, *, aligned: bool, in_cache: bool = False
+    ) -> IoPath:
+        """Return the path of one operation; if there is a choice, `meter` counts it."""
+        path, reason = self._policy.choose(part.size_bytes, aligned=aligned, in_cache=in_cache)
+        if self._only is None:
+            meter.decided(path, reason)
+        return path
 
     def _cut(self, part: Extent) -> list[Extent]:
         """Cut one write into operations: all of it, or whole pages and the rest of the last one."""
         # O_DIRECT needs whole sectors: the rest would be padded and the file truncated again.
         rest = part.size_bytes % max(linux.PAGE, self._alignment.offset)
-        if not rest or part.size_bytes < self._small_size:
+        if self._only or not rest or part.size_bytes < self._small_size:
             return [part]
         middle, offset = part.stop - rest, part.offset + part.size_bytes - rest
         return [part._replace(stop=middle), part._replace(start=middle, offset=offset)]
@@ -408,18 +397,10 @@ class PathFile:
         `in_cache` says that `held` found it. The bytes are there on return or once `engine` has
         waited.
         """
-        if self._only is IoPath.DIRECT:
-            assert self._direct is not None
-            engine.read(self._direct, part, part.filled)
-            return
         with CompletionLatch(part.filled) as latch:
-            if self._only is not None:
-                self._cached.read(self._only, part, engine.meter)
-                return
             self._prepare(part, engine.meter, in_cache=in_cache)
             aligned = not part.offset % self._alignment.offset  # a block has the rounded-up length
-            path, reason = self._policy.choose(part.size_bytes, aligned=aligned, in_cache=in_cache)
-            engine.meter.decided(path, reason)
+            path = self._choose(part, engine.meter, aligned=aligned, in_cache=in_cache)
             if path is IoPath.DIRECT:
                 assert self._direct is not None
                 latch.add()

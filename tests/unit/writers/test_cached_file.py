@@ -139,8 +139,8 @@ class _Pushing(CachedFile):
     def __init__(self, fd: int) -> None:
         super().__init__(fd, DontCache("uncached", "sync_file_range"), waits=False)
 
-    def push(self, views: list[np.ndarray], offset: int, meter: Meter) -> None:
-        self.write_views(IoPath.UNCACHED, views, offset, sum(map(len, views)), meter)
+    def push(self, data: np.ndarray, offset: int, meter: Meter) -> None:
+        self.write(IoPath.UNCACHED, Extent.of(data, offset), meter)
 
 
 @pytest.fixture
@@ -179,7 +179,7 @@ def test_pushing_starts_at_once_and_drops_behind(fd: int, ranges: list) -> None:
     """Write-back of each block starts at once; the block five behind is awaited and dropped."""
     sink, meter = _Pushing(fd), Meter()
     for block in range(6):
-        sink.push([content(100)], 100 * block, meter)
+        sink.push(content(100), 100 * block, meter)
     assert ranges == [
         *(("start", 100 * block, 100) for block in range(5)),
         *(("await", 0, 100), ("drop", 0, 100)),
@@ -193,7 +193,7 @@ def test_pushing_finishes_what_is_behind(fd: int, ranges: list) -> None:
     """finish awaits and drops every remaining block once."""
     sink = _Pushing(fd)
     for block in range(3):
-        sink.push([content(100)], 100 * block, Meter())
+        sink.push(content(100), 100 * block, Meter())
     del ranges[:]
     sink.finish()
     sink.finish()
@@ -208,7 +208,7 @@ def test_pushing_for_real(fd: int) -> None:
     """On the real kernel the bytes are written, and none stays in the page cache."""
     data, sink = content(10 * 4096), _Pushing(fd)
     for block in range(10):
-        sink.push([data[4096 * block : 4096 * (block + 1)]], 4096 * block, Meter())
+        sink.push(data[4096 * block : 4096 * (block + 1)], 4096 * block, Meter())
     sink.finish()
     resident = linux.resident_bytes(fd)[0]
     assert os.pread(fd, len(data), 0) == data.tobytes()
