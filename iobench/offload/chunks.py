@@ -263,8 +263,7 @@ class ChunkWriter:
 
         with CompletionLatch(done) as latch:
             for mover, name in zip((self._state, self._parameters), DATA_FILES, strict=True):
-                latch.add()
-                mover.start(buffer.slot(name), layout.offset(name, chunk, slot), latch.end)
+                mover.start(buffer.slot(name), layout.offset(name, chunk, slot), latch.part())
 
     def commit(self, record: GenerationRecord, began_s: float) -> None:
         """Make the generation durable once all its chunks are written; see GenerationStore."""

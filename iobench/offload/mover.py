@@ -17,7 +17,7 @@ from iobench.errors import UnavailableError, transfer_errors
 from iobench.offload.files import StateFile
 from iobench.writers.blocks.interrupt_safe import Worker
 from iobench.writers.direct.engine import CompletionLatch
-from iobench.writers.direct.in_flight import InFlight, OnComplete, Ring, open_ring
+from iobench.writers.direct.in_flight import InFlight, OnComplete, Ring, RingOperation, open_ring
 from iobench.writers.image import Bytes
 from iobench.writers.local.direct_file import DirectFile
 from iobench.writers.transfer import Meter
@@ -63,8 +63,9 @@ class Mover:
                 while len(self._in_flight) >= self._iodepth:
                     self._in_flight.wait_one()
                 piece = data[begin : begin + self._block_size]
-                latch.add()
-                self._in_flight.start(self._direct, piece, offset + begin, len(piece), latch.end)
+                self._in_flight.submit(
+                    RingOperation(self._direct, piece, offset + begin, len(piece), latch.part())
+                )
 
     def wait_one(self) -> None:
         """Wait until one piece has ended. Raises like `start`."""
@@ -124,12 +125,6 @@ class ThreadRing:
 
     def wait(self) -> tuple[int, int]:
         return self._ended.get()
-
-    def peek(self) -> tuple[int, int] | None:
-        try:
-            return self._ended.get_nowait()
-        except queue.Empty:
-            return None
 
     def close(self) -> None:
         """End the threads, after all that has begun."""

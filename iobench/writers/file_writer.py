@@ -6,11 +6,11 @@ piece of 2 MiB:
 
     1 work                  FileWriter._move: takes the next block of 8 MiB
     2 PathFile.write        chooses the path of the block, cuts off its tail
-    3 RingEngine.write      cuts the block into pieces
-    4 RingEngine._move      makes the next piece: gathers it, unless its memory is aligned
-    5 RingEngine._submit    starts pieces until `iodepth` are in flight
-    6 InFlight.submit       remembers the operation until it completes
-    7 PyuringRing.write     calls pyuring, which enters the kernel
+    3 RingEngine.write      cuts off a piece; gathers it, unless its memory is aligned
+    4 RingEngine._start     waits until fewer than `iodepth` are in flight
+    5 InFlight.submit       remembers the operation until it completes
+    6 PyuringRing.write     submits nothing to a ring that has failed
+    7 PyuringRing._try      calls pyuring, which enters the kernel
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from iobench.errors import UnavailableError, transfer_errors
 from iobench.writers.base import Availability
 from iobench.writers.blocks.workers import BlockPool, Blocks, faulted_ahead, run_workers
 from iobench.writers.direct.background import BackgroundSink, ReserveAhead, most_blocks
-from iobench.writers.direct.engine import BlockingEngine, DirectEngine, RingEngine, most_pieces
+from iobench.writers.direct.engine import BlockingEngine, DirectEngine, RingEngine
 from iobench.writers.direct.file import DontCache, IoPath, PathFile, PathSupport
 from iobench.writers.direct.file import FileSetting as FileSetting
 from iobench.writers.direct.in_flight import open_ring
@@ -74,7 +74,7 @@ class FileWriter(PosixWriter):
     def __init__(self, options: WriterOptions | None = None, **values: object) -> None:
         super().__init__(options, **values)
         self._how = how = self._setting()
-        pieces = how.rings * most_pieces(how.iodepth) if how.rings else 0
+        pieces = how.rings * (how.iodepth + 1)
         shared = how.piece_size == how.block_size
         most = most_blocks(how.stream_depth)
         self._pool = BlockPool(how.block_size, max(most, pieces) if shared else most)

@@ -74,9 +74,6 @@ def storage(monkeypatch: pytest.MonkeyPatch) -> Iterator[_Storage]:
             fd, address, length, offset, tag = self._queued.pop(0)
             return tag, storage.write(fd, string_at(address, length), offset)
 
-        def peek(self) -> None:
-            """No operation ends before a caller waits for it."""
-
         def close(self) -> None:
             pass
 

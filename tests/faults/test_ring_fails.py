@@ -31,10 +31,6 @@ class _Meddler(PyuringRing):
         tag, count = super().wait()
         return tag, type(self).meddle(count)
 
-    def peek(self) -> tuple[int, int] | None:
-        found = super().peek()
-        return found and (found[0], type(self).meddle(found[1]))
-
 
 _SETTINGS = {
     "uring": {"rings": 2, "iodepth": 4},
@@ -121,7 +117,7 @@ def test_a_failed_read(writer, meddle, tmp_path, nth: int) -> None:
 
 
 @pytest.mark.parametrize("operation", ["write", "read"])
-@pytest.mark.parametrize("call", ["wait", "peek", "write"])
+@pytest.mark.parametrize("call", ["wait", "write"])
 def test_a_ring_that_fails_itself(writer, names, monkeypatch, tmp_path, call, operation) -> None:
     """The transfer ends with its error, no file is published, and the next one works."""
     writer.write(FileImage.of("old", [_DATA]), tmp_path)
@@ -187,9 +183,6 @@ def test_an_interrupt(writer, names, monkeypatch, tmp_path, operation) -> None:
                 begun.set()
                 _thread.interrupt_main()
             return super().wait()
-
-        def peek(self) -> tuple[int, int] | None:
-            return super().peek() if begun.is_set() else None
 
         def close(self) -> None:
             super().close()

@@ -8,8 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from abc import ABC, abstractmethod
-from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Self
 
 from iobench.writers.blocks.workers import BlockPool
@@ -41,12 +40,12 @@ class CompletionLatch:
     def __init__(self, on_complete: OnComplete) -> None:
         self._left, self._ok, self._on_complete = 1, True, on_complete
 
-    def add(self) -> None:
-        """Wait for one more part."""
+    def part(self) -> OnComplete:
+        """Wait for one more part; return what ends it, and takes whether it succeeded."""
         self._left += 1
+        return self._end
 
-    def end(self, ok: bool) -> None:
-        """End one part; `ok` says whether it succeeded."""
+    def _end(self, ok: bool) -> None:
         self._left -= 1
         self._ok &= ok
         if not self._left:
@@ -56,7 +55,7 @@ class CompletionLatch:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self.end(kind is None)
+        self._end(kind is None)
 
 
 class DirectEngine(ABC):
@@ -156,57 +155,12 @@ class BlockingEngine(DirectEngine):
         pass
 
 
-def most_pieces(iodepth: int) -> int:
-    """Return the pieces of one engine: those in flight, and those being copied."""
-    return iodepth + max(1, iodepth // 4)
-
-
-class _Piece(RingOperation):
-    """One operation of a range. The latch of the range ends it once it is moved and copied."""
-
-    __slots__ = ("block", "copy_out", "engine")
-
-    def __init__(
-        self,
-        engine: RingEngine,
-        file: DirectFile,
-        latch: CompletionLatch,
-        data: Bytes,
-        offset: int,
-        wanted: int,
-        block: Bytes | None = None,
-        copy_out: Callable[[], object] | None = None,
-    ) -> None:
-        """`block` of the pool holds `data`; None: `data` is memory of the image.
-
-        `copy_out` copies a block that was read to the image.
-        """
-        super().__init__(file, data, offset, wanted, latch.end)
-        self.engine, self.block, self.copy_out = engine, block, copy_out
-
-    def ended(self, ok: bool) -> None:
-        if ok and self.copy_out is not None:
-            self.engine._to_copy.append(self)
-        else:
-            self.finish(ok)
-
-    def finish(self, ok: bool) -> None:
-        """Give the block back and call `on_complete`."""
-        if self.block is not None:
-            self.engine._pool.give(self.block)
-        super().ended(ok)
-
-
 class RingEngine(DirectEngine):
     """Moves ranges in pieces, each as large as a block of `pool`; at most `iodepth` are in flight.
 
-    The device does not wait for copies. A write copies a piece into its block before a place in the
-    queue is free. A read first starts the next piece and then copies the completed one out. 25%
-    more pieces than `iodepth` are enough for that, as memory is faster than the device
-    (docs/decisions/0010).
-
-    `write` and `read` return when a further piece may be made. The ring belongs to the calling
-    thread. KeyboardInterrupt must not occur inside, see InFlight.
+    A write copies a piece into its block before a place in the queue is free: so one block more
+    than `iodepth` is in use. A read copies a piece out once it is complete. The ring belongs to the
+    calling thread. KeyboardInterrupt must not occur inside, see InFlight.
     """
 
     def __init__(
@@ -222,109 +176,79 @@ class RingEngine(DirectEngine):
         super().__init__(pool, meter, path=path)
         self._iodepth = iodepth
         self._in_flight = InFlight(ring, writes=writes, path=path, meter=meter)
-        self._due: deque[_Piece] = deque()
-        self._to_copy: deque[_Piece] = deque()
 
     def write(self, file: DirectFile, part: Extent, on_complete: OnComplete = ignore) -> None:
         (image, start, stop, offset), size = part, self._pool.block_size
         whole = aligned_view(part, file.alignment)
-        pieces = (
-            Extent(image, begin, min(begin + size, stop), offset + begin - start)
-            for begin in range(start, stop, size)
-        )
-
-        def put(latch: CompletionLatch, piece: Extent) -> _Piece:
-            if whole is not None:
-                data = whole[piece.start - start : piece.stop - start]
-                return _Piece(self, file, latch, data, piece.offset, len(data))
-            block = self._pool.take()
-            try:
-                with self.meter.phase("gather"):
-                    image.gather(piece.start, piece.stop, block)
-            except BaseException:
-                self._pool.give(block)
-                raise
-            data = block[: round_up(piece.size_bytes, file.alignment.offset)]
-            return _Piece(self, file, latch, data, piece.offset, len(data), block)
-
-        self._move(pieces, put, on_complete)
+        with CompletionLatch(on_complete) as latch:
+            for begin in range(start, stop, size):
+                end, at = min(begin + size, stop), offset + begin - start
+                if whole is not None:
+                    data = whole[begin - start : end - start]
+                    self._start(file, data, at, len(data), latch.part())
+                    continue
+                block = self._pool.take()
+                try:
+                    with self.meter.phase("gather"):
+                        image.gather(begin, end, block)
+                except BaseException:
+                    self._pool.give(block)
+                    raise
+                data = block[: round_up(end - begin, file.alignment.offset)]
+                self._start(file, data, at, len(data), self._with_block(block, latch.part()))
 
     def read(self, file: DirectFile, part: Extent, on_complete: OnComplete = ignore) -> None:
         (image, start, stop, offset), size = part, self._pool.block_size
-        pieces = (
-            Extent(image, max(first, start), min(first + size, stop), first)
-            for first in range(offset, stop, size)
-        )
-
-        def get(latch: CompletionLatch, piece: Extent) -> _Piece:
-            _, begin, end, first = piece
-            data = view_to_fill(piece, file.alignment) if begin == first else None
-            if data is not None:
-                return _Piece(self, file, latch, data, first, end - first)
-            block = self._pool.take()
-            room = block[: round_up(end - first, file.alignment.offset)]
-            copy_out = functools.partial(image.scatter, begin, end, block[begin - first :])
-            return _Piece(self, file, latch, room, first, end - first, block, copy_out)
-
-        self._move(pieces, get, on_complete)
-
-    def _move(
-        self,
-        pieces: Iterable[Extent],
-        make: Callable[[CompletionLatch, Extent], _Piece],
-        on_complete: OnComplete,
-    ) -> None:
-        """Make each piece of a range by `make`, and start it once the queue has a free place."""
-        most = most_pieces(self._iodepth)
         with CompletionLatch(on_complete) as latch:
-            for piece in pieces:
-                self._submit()
-                while len(self) >= most:
-                    self._submit(wait=True)
-                    self._copy_out()
-                self._due.append(make(latch, piece))
-                latch.add()
-                self._submit()
+            for first in range(offset, stop, size):
+                begin, end = max(first, start), min(first + size, stop)
+                piece = Extent(image, begin, end, first)
+                data = view_to_fill(piece, file.alignment) if begin == first else None
+                if data is not None:
+                    self._start(file, data, first, end - first, latch.part())
+                    continue
+                block = self._pool.take()
+                room = block[: round_up(end - first, file.alignment.offset)]
+                copy_out = functools.partial(image.scatter, begin, end, block[begin - first :])
+                ended = self._with_block(block, latch.part(), copy_out)
+                self._start(file, room, first, end - first, ended)
 
-    def _submit(self, *, wait: bool = False) -> None:
-        """Start pieces until `iodepth` are in flight or no piece is due.
+    def _with_block(
+        self, block: Bytes, ended: OnComplete, copy_out: Callable[[], object] | None = None
+    ) -> OnComplete:
+        """Return the callback of a piece in `block`: it copies out what was read, and gives the
+        block back."""
 
-        With `wait`, one piece more has ended or is to be copied on return.
-        """
-        in_flight, before = self._in_flight, len(self)
-        while True:
-            in_flight.reap()
-            while self._due and len(in_flight) < self._iodepth:
-                in_flight.submit(self._due.popleft())
-            if not wait or len(self) < before or self._to_copy:
-                return
-            in_flight.wait_one()
-            wait = False
+        def complete(ok: bool) -> None:
+            copied = False
+            try:
+                if ok and copy_out is not None:
+                    with self.meter.phase("scatter"):
+                        copy_out()
+                copied = ok
+            finally:
+                self._pool.give(block)
+                ended(copied)
 
-    def _copy_out(self) -> None:
-        """Copy one piece that was read, if there is one."""
-        if not self._to_copy:
-            return
-        piece, ok = self._to_copy.popleft(), False
-        assert piece.copy_out is not None
+        return complete
+
+    def _start(
+        self, file: DirectFile, data: Bytes, offset: int, wanted: int, ended: OnComplete
+    ) -> None:
+        """Start a piece once the queue has room for it."""
         try:
-            with self.meter.phase("scatter"):
-                piece.copy_out()
-            ok = True
-        finally:
-            piece.finish(ok)
+            while len(self._in_flight) >= self._iodepth:
+                self._in_flight.wait_one()
+        except BaseException:
+            ended(False)
+            raise
+        self._in_flight.submit(RingOperation(file, data, offset, wanted, ended))
 
     def __len__(self) -> int:
-        return len(self._in_flight) + len(self._due) + len(self._to_copy)
+        return len(self._in_flight)
 
     def wait_one(self) -> None:
-        self._submit(wait=True)
-        self._copy_out()
+        self._in_flight.wait_one()
 
     def close(self, failure: BaseException | None = None) -> None:
-        try:
-            for waiting in (self._due, self._to_copy):
-                while waiting:
-                    waiting.popleft().finish(False)
-        finally:
-            self._in_flight.close(failure)
+        self._in_flight.close(failure)

@@ -364,8 +364,7 @@ class PathFile:
                     # The kernel drops cached pages of the range where it can, not always (open(2),
                     # NOTES).
                     self._cached.leave(one.offset, one.offset + one.size_bytes)
-                    latch.add()
-                    engine.write(self._direct, one, latch.end)
+                    engine.write(self._direct, one, latch.part())
                 else:
                     self._cached.write(path, one, engine.meter)
 
@@ -403,8 +402,7 @@ class PathFile:
             path = self._choose(part, engine.meter, aligned=aligned, in_cache=in_cache)
             if path is IoPath.DIRECT:
                 assert self._direct is not None
-                latch.add()
-                engine.read(self._direct, part, latch.end)
+                engine.read(self._direct, part, latch.part())
             else:
                 self._cached.read(path, part, engine.meter)
 

@@ -7,6 +7,7 @@ import errno
 import os
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol, TypeVar
 
 from iobench.environment.uring import describe_io_uring
@@ -27,7 +28,7 @@ _FLAGS = 1 << 8 | 1 << 12 | 1 << 13
 class Ring(Protocol):
     """A queue of operations for the kernel. Belongs to the thread that opened it.
 
-    An error of `wait` or `peek` is one of the ring itself: the state of its operations is unknown.
+    An error of `wait` is one of the ring itself: the state of its operations is unknown.
     """
 
     def write(self, fd: int, address: int, length: int, offset: int, tag: int) -> None:
@@ -38,9 +39,6 @@ class Ring(Protocol):
 
     def wait(self) -> tuple[int, int]:
         """Wait for a completion; return its tag, and its count of bytes or negative errno."""
-
-    def peek(self) -> tuple[int, int] | None:
-        """Like `wait`, but return None when no completion is available."""
 
     def close(self) -> None:
         """Release the ring. Operations without a completion may still use their memory."""
@@ -70,20 +68,12 @@ class PyuringRing:
 
     def write(self, fd: int, address: int, length: int, offset: int, tag: int) -> None:
         self._check_not_broken()
-        try:
-            self._ring.write_async_ptr(fd, address, length, offset, tag)
-        except BaseException as error:
-            if not self._transient(error):
-                raise
+        if self._try(self._ring.write_async_ptr, fd, address, length, offset, tag) is None:
             self._stuck = True
 
     def read(self, fd: int, address: int, length: int, offset: int, tag: int) -> None:
         self._check_not_broken()
-        try:
-            self._ring.read_async_ptr(fd, address, length, offset, tag)
-        except BaseException as error:
-            if not self._transient(error):
-                raise
+        if self._try(self._ring.read_async_ptr, fd, address, length, offset, tag) is None:
             self._stuck = True
 
     def wait(self) -> tuple[int, int]:
@@ -96,10 +86,6 @@ class PyuringRing:
             time.sleep(_RING_PAUSE_S)
         self._broken = OSError(errno.EAGAIN, "the kernel takes no io_uring operation")
         raise self._broken
-
-    def peek(self) -> tuple[int, int] | None:
-        self._push()
-        return self._next(wait=False)
 
     def close(self) -> None:
         self._ring.close()
@@ -120,20 +106,17 @@ class PyuringRing:
         return found
 
     def _try(self, call: Callable[..., Any], *arguments: int) -> Any:
-        """Return the result of `call`; None after a transient error of the kernel."""
+        """Return the result of `call`; None after a transient error of the kernel.
+
+        After any other error the ring is broken.
+        """
         try:
             return call(*arguments)
         except BaseException as error:
-            if self._transient(error):
+            if isinstance(error, OSError) and error.errno in _RING_TRANSIENT:
                 return None
+            self._broken = error
             raise
-
-    def _transient(self, error: BaseException) -> bool:
-        """Whether `error` is a transient one of the kernel. After any other, the ring is broken."""
-        if isinstance(error, OSError) and error.errno in _RING_TRANSIENT:
-            return True
-        self._broken = error
-        return False
 
     def _check_not_broken(self) -> None:
         """Raise OSError after an error that is not transient: submitting again is unsafe then."""
@@ -186,16 +169,17 @@ _TRIES = 100  # of an operation that fails with a transient error; each retry wa
 _T = TypeVar("_T")
 
 OnComplete = Callable[[bool], None]
-"""Completion callback: called once, when the kernel is done with the memory. Must not raise.
+"""Completion callback: called once, when the kernel is done with the memory.
 
-Its argument is True if all bytes were moved. It is never called when the ring failed: the kernel
-may still use the memory, which is lost.
+Its argument is True if all bytes were moved; only then it may raise. It is never called when the
+ring failed: the kernel may still use the memory, which is lost.
 """
 
 _lost: list[Bytes] = []
 """Memory of operations that cannot be awaited: never freed, as the kernel may still use it."""
 
 
+@dataclass(slots=True, eq=False)
 class RingOperation:
     """Moves `data` to or from `offset` of `file`. The kernel uses `data` until `on_complete`.
 
@@ -203,22 +187,16 @@ class RingOperation:
     as the file may end there.
     """
 
-    __slots__ = (
-        *("_on_complete", "began_s", "calls", "data", "done", "file"),
-        *("offset", "tag", "tries", "wanted"),
-    )
-
-    def __init__(
-        self, file: DirectFile, data: Bytes, offset: int, wanted: int, on_complete: OnComplete
-    ) -> None:
-        self.file, self.data, self.offset = file, data, offset
-        self.wanted, self._on_complete = wanted, on_complete
-        self.tag = self.done = self.calls = self.tries = 0
-        self.began_s = 0.0
-
-    def ended(self, ok: bool) -> None:
-        """Called once, when the kernel is done with the memory; see OnComplete."""
-        self._on_complete(ok)
+    file: DirectFile
+    data: Bytes
+    offset: int
+    wanted: int
+    on_complete: OnComplete
+    tag: int = 0
+    done: int = 0
+    calls: int = 0
+    tries: int = 0
+    began_s: float = 0.0
 
 
 class InFlight:
@@ -241,16 +219,6 @@ class InFlight:
         """Return the number of operations in flight."""
         return len(self._operations)
 
-    def start(
-        self, file: DirectFile, data: Bytes, offset: int, wanted: int, on_complete: OnComplete
-    ) -> None:
-        """Start a RingOperation. Raises OSError; `on_complete` has been called then too.
-
-        If `file` has a name, the error of its operation is a TransferError with this name,
-        whichever call raises it.
-        """
-        self.submit(RingOperation(file, data, offset, wanted, on_complete))
-
     def wait_one(self) -> None:
         """Wait until one operation is complete. Raises OSError, DataMismatchError."""
         while True:
@@ -259,18 +227,12 @@ class InFlight:
             if self._take_completion(tag, count):
                 return
 
-    def reap(self) -> None:
-        """Take the completions that are available now. Raises like `wait_one`."""
-        while self._operations:
-            # A peek enters the kernel, which completes operations in it.
-            with self._meter.phase(self._name):
-                completion = self._call_ring(self._ring.peek)
-            if completion is None:
-                return
-            self._take_completion(*completion)
-
     def submit(self, operation: RingOperation) -> None:
-        """Start `operation`, or the rest of one that io_uring completed in part; see `start`."""
+        """Start `operation`, or the rest of one that io_uring completed in part.
+
+        Raises OSError; `on_complete` has been called then too. If the file has a name, the error of
+        its operation is a TransferError with this name, whichever call raises it.
+        """
         if not operation.tag:
             self._tag += 1
             operation.tag, operation.began_s = self._tag, time.perf_counter()
@@ -281,8 +243,7 @@ class InFlight:
             with self._meter.phase("submit"):
                 move(operation.file.fd, left.ctypes.data, len(left), offset, operation.tag)
         except OSError as error:
-            self._end(operation, ok=False)
-            self._raise(error, operation)
+            self._fail(operation, error)
         except BaseException:  # out of memory, before or after the kernel took the operation
             _lost.append(self._operations.pop(operation.tag).data)
             raise
@@ -292,9 +253,8 @@ class InFlight:
         operation = self._operations[tag]
         try:
             complete = self._advance(operation, count)
-        except BaseException as error:  # noqa: BLE001 -- raised by `_raise`
-            self._end(operation, ok=False)
-            self._raise(error, operation)
+        except BaseException as error:  # noqa: BLE001 -- raised by `_fail`
+            self._fail(operation, error)
         if complete:
             self._meter.took(self._name, time.perf_counter() - operation.began_s)
             self._meter.count(self._path, len(operation.data), operation.calls)
@@ -321,7 +281,8 @@ class InFlight:
             operation.done = read_on(done, count, operation.wanted, offset, unit)
         return operation.done >= operation.wanted
 
-    def _raise(self, error: BaseException, operation: RingOperation) -> NoReturn:
+    def _fail(self, operation: RingOperation, error: BaseException) -> NoReturn:
+        self._end(operation, ok=False)
         if not operation.file.name:
             raise error
         with transfer_errors(self._doing, operation.file.name):
@@ -329,7 +290,7 @@ class InFlight:
 
     def _end(self, operation: RingOperation, *, ok: bool) -> None:
         del self._operations[operation.tag]
-        operation.ended(ok)
+        operation.on_complete(ok)
 
     def _call_ring(self, call: Callable[[], _T]) -> _T:
         """Return the result of `call`. After an error of the ring nothing can be awaited."""

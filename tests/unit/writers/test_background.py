@@ -120,9 +120,6 @@ class _Ring:
         os.pwrite(self._fd, content(length, offset // length), offset)
         return tag, length
 
-    def peek(self) -> None:
-        """No operation ends before a caller waits for it."""
-
     def close(self) -> None:
         pass
 

@@ -38,7 +38,7 @@ _DEADLOCK_S = 20
 
 @dataclass(frozen=True)
 class _Fault:
-    """The fault of one completion (`result`), wait, peek or submission (`error`)."""
+    """The fault of one completion (`result`), wait or submission (`error`)."""
 
     where: str
     result: int = 0
@@ -58,7 +58,6 @@ _COMPLETIONS = {
 }
 _OF_THE_RING = {
     "wait": _Fault("wait", error=OSError, number=errno.EBADF),
-    "peek": _Fault("peek", error=OSError, number=errno.EBADF),
     "submission": _Fault("submission", error=OSError, number=errno.EEXIST),
     "no memory": _Fault("submission", error=MemoryError),
 }
@@ -67,8 +66,8 @@ _OF_THE_RING = {
 class _Ring:
     """Moves bytes of the file when an operation completes; the `nth` call fails with `fault`."""
 
-    def __init__(self, fault: _Fault, nth: int, ready: int) -> None:
-        self._fault, self._nth, self._ready = fault, nth, ready
+    def __init__(self, fault: _Fault, nth: int) -> None:
+        self._fault, self._nth = fault, nth
         self._seen: Counter[str] = Counter()
         self._queued: list[tuple[bool, int, int, int, int, int]] = []
         self._refuses = self._dead = self.closed = False
@@ -102,11 +101,6 @@ class _Ring:
         self._expect("wait")
         assert self._queued, "waits for ever"
         return self._end()
-
-    def peek(self) -> tuple[int, int] | None:
-        self._expect("peek")
-        self._seen["peeks"] += 1
-        return self._end() if self._queued and self._seen["peeks"] % 3 < self._ready else None
 
     def close(self) -> None:
         self.closed = True
@@ -200,24 +194,24 @@ def _require_direct(path: Path) -> None:
         pytest.skip(f"no O_DIRECT here ({error.strerror})")
 
 
-def _cases() -> Iterator[tuple[int, bool, int]]:
+def _cases() -> Iterator[tuple[int, bool]]:
     for nth in range(_RANGES * _RANGE // _PIECE):
-        for staged, ready in ((False, 2), (True, 0), (True, 2)):
-            yield nth, staged, ready
+        for staged in (False, True):
+            yield nth, staged
 
 
 @pytest.mark.parametrize("writes", [True, False])
 @pytest.mark.parametrize("hybrid", [False, True])
 @pytest.mark.parametrize("fault", [*_COMPLETIONS, *_OF_THE_RING])
 def test_a_ring(tmp_path: Path, lost: list[Bytes], fault: str, hybrid: bool, writes: bool) -> None:
-    """The nth completion, wait, peek or submission of a transfer fails, for every n."""
+    """The nth completion, wait or submission of a transfer fails, for every n."""
     _require_direct(tmp_path / "file")
     how = {**_COMPLETIONS, **_OF_THE_RING}[fault]
     happened = False
-    for nth, staged, ready in _cases():
+    for nth, staged in _cases():
         lost.clear()
         run = _Run(tmp_path / "file", writes=writes, staged=staged, hybrid=hybrid)
-        pool, ring = CountedPool(_PIECE), _Ring(how, nth, ready)
+        pool, ring = CountedPool(_PIECE), _Ring(how, nth)
         pool.in_kernel = ring.lost
         engine = RingEngine(ring, 3, pool, run.meter, writes=writes, path="fake")
         error = raised_within(_DEADLOCK_S, lambda run=run, engine=engine: run.move(engine))
@@ -255,7 +249,7 @@ def test_system_calls(
     how, name = _COMPLETIONS[fault], "pwrite" if writes else "preadv"
     real = getattr(os, name)
     happened = False
-    for nth, staged, _ in _cases():
+    for nth, staged in _cases():
         run = _Run(tmp_path / "file", writes=writes, staged=staged, hybrid=hybrid)
         pool, calls = CountedPool(_RANGE), iter(range(1000))
 

@@ -1,6 +1,6 @@
 """InFlight: operations are continued until they are complete; all in flight are awaited.
 
-RingEngine: copies overlap a full queue, every byte is in its place, no block is lost.
+RingEngine: blocks are filled while the queue is full, every byte is in its place, no block is lost.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from iobench.writers.blocks.pages import fresh_pages
 from iobench.writers.blocks.workers import BlockPool
 from iobench.writers.direct import in_flight as module
 from iobench.writers.direct.engine import RingEngine
-from iobench.writers.direct.in_flight import InFlight
+from iobench.writers.direct.in_flight import InFlight, RingOperation
 from iobench.writers.image import Bytes, Extent, FileImage
 from iobench.writers.local.direct_file import DirectFile
 from iobench.writers.transfer import Meter, PathCount
@@ -37,8 +37,7 @@ class FakeRing:
     """A ring over a file in memory.
 
     Each completion takes one of `outcomes`: the most units of the alignment, or a negative errno.
-    When none is left, every operation is complete. With `seed` they end in any order, and a peek
-    finds any number of them; without, in order, and a peek finds `ready` of them.
+    When none is left, every operation is complete. With `seed` they end in any order.
     """
 
     def __init__(
@@ -55,7 +54,7 @@ class FakeRing:
         self.queued: dict[int, tuple[bool, int, int, int]] = {}
         self.closed = False
         self.refuses: BaseException | None = None
-        self.begun = self.most = self.ready = 0
+        self.begun = self.most = 0
 
     def write(self, fd: int, address: int, length: int, offset: int, tag: int) -> None:
         self._queue(True, address, length, offset, tag)
@@ -89,14 +88,6 @@ class FakeRing:
         found = bytes(self.file[offset : offset + count])
         memory[: len(found)] = found
         return tag, len(found)
-
-    def peek(self) -> tuple[int, int] | None:
-        if self._order is not None:
-            return self.wait() if self.queued and self._order.random() < 0.5 else None
-        if not self.queued or not self.ready:
-            return None
-        self.ready -= 1
-        return self.wait()
 
     def close(self) -> None:
         assert not self.queued, "closed with operations in flight"
@@ -149,7 +140,7 @@ def test_refused_too_often() -> None:
 def _move_one(ring: FakeRing, *, writes: bool = True, data: Bytes | None = None) -> None:
     with _in_flight(ring, writes=writes) as in_flight:
         data = content(_BLOCK) if data is None else data
-        in_flight.start(_FILE, data, 0, len(data), lambda _: None)
+        in_flight.submit(RingOperation(_FILE, data, 0, len(data), lambda _: None))
         in_flight.wait_one()
 
 
@@ -167,7 +158,8 @@ def test_a_ring_that_fails_when_it_is_closed(monkeypatch: pytest.MonkeyPatch, fa
     def save() -> None:
         with in_flight:
             for start in (0, _BLOCK):
-                in_flight.start(_FILE, data[start : start + _BLOCK], start, _BLOCK, ended.append)
+                part = data[start : start + _BLOCK]
+                in_flight.submit(RingOperation(_FILE, part, start, _BLOCK, ended.append))
             monkeypatch.setattr(ring, "wait", broken)
             if fails:
                 raise ValueError("the caller's")
@@ -183,7 +175,7 @@ def test_what_is_counted() -> None:
     """Operations are system calls, bytes are those of the blocks."""
     ring, meter = FakeRing(bytearray(_BLOCK), [3, 3]), Meter()
     with _in_flight(ring, writes=True, meter=meter) as in_flight:
-        in_flight.start(_FILE, content(_BLOCK), 0, _BLOCK, lambda _: None)
+        in_flight.submit(RingOperation(_FILE, content(_BLOCK), 0, _BLOCK, lambda _: None))
         in_flight.drain()
     assert meter.paths == {"fake": PathCount(operations=3, bytes=_BLOCK)}
     assert set(meter.seconds) == {"submit", "write"}
@@ -231,7 +223,7 @@ def test_every_byte_is_moved(
 
     Operations in flight and blocks in use stay bounded.
     """
-    rng, size = random.Random(seed), 3 * _PIECE
+    size = 3 * _PIECE
     total = (ranges - 1) * size + tail
     data, memory = content(total, seed), _memory(total, staged=staged)
     image, calls = FileImage.of("image", [memory]), Counter[int]()
@@ -242,7 +234,6 @@ def test_every_byte_is_moved(
     pool = CountedPool(_PIECE)
     with _engine(ring, iodepth, pool, writes=writes) as engine:
         for start in range(0, total, size):
-            ring.ready = rng.choice([0, 1, iodepth])
             stop = min(start + size, total)
 
             def ended(whole: bool, at: int = start) -> None:
@@ -257,30 +248,10 @@ def test_every_byte_is_moved(
     assert bytes(ring.file[:total] if writes else memory) == data.tobytes()
     assert calls == Counter(dict.fromkeys(range(0, total, size), 1))
     assert ring.most <= iodepth
-    assert pool.most <= iodepth + max(1, iodepth // 4)
+    assert pool.most <= iodepth + 1
     assert not pool.out
     turned_down = sum(one < 0 for one in outcomes) - sum(one < 0 for one in ring.outcomes)
     assert engine.meter.retries == turned_down
-
-
-def test_the_next_read_starts_before_a_copy() -> None:
-    """Four reads complete at once: four more start before two blocks are copied."""
-    data, in_flight = content(16 * _PIECE), []
-
-    class Watched(FileImage):
-        def scatter(self, start: int, stop: int, block: Bytes) -> int:
-            in_flight.append(len(ring.queued))
-            return super().scatter(start, stop, block)
-
-    image = Watched.of("image", [_memory(16 * _PIECE, staged=True)])
-    ring = _ring(bytearray(data.tobytes()))
-    with _engine(ring, 8, BlockPool(_PIECE), writes=False) as engine:
-        engine.read(_FILE, Extent(image, 0, 10 * _PIECE, 0))
-        assert (ring.begun, in_flight) == (8, [])
-        ring.ready = 4
-        engine.read(_FILE, Extent(image, 10 * _PIECE, 16 * _PIECE, 10 * _PIECE))
-        assert in_flight[:3] == [6, 7, 8]  # four have gone, the two that waited are under way
-        engine.drain()
 
 
 def test_blocks_are_filled_before_the_queue_has_room() -> None:
@@ -296,24 +267,24 @@ def test_blocks_are_filled_before_the_queue_has_room() -> None:
     memory[:] = content(len(memory))
     image, ring = Watched.of("image", [memory]), _ring(bytearray())
     with _engine(ring, 4, BlockPool(_PIECE), writes=True) as engine:
+        wait, before = ring.wait, list[tuple[int, list[int]]]()
+        ring.wait = lambda: (before.append((ring.begun, [*copied])), wait())[1]
         engine.write(_FILE, Extent(image, 0, 5 * _PIECE, 0))
-        assert (ring.begun, copied) == (4, [0, 1, 2, 3, 4])
-        engine.wait_one()
-        assert (ring.begun, copied) == (5, [0, 1, 2, 3, 4])
+        assert before == [(4, [0, 1, 2, 3, 4])]
         engine.drain()
     assert bytes(ring.file) == memory[: 5 * _PIECE].tobytes()
 
 
 def test_closed_without_drain() -> None:
-    """Operations in flight are awaited; ranges that wait for room or a copy complete as failed."""
-    image, pool = FileImage.of("image", [_memory(5 * _PIECE, staged=True)]), CountedPool(_PIECE)
+    """Operations in flight are awaited; their ranges complete as failed."""
+    image, pool = FileImage.of("image", [_memory(4 * _PIECE, staged=True)]), CountedPool(_PIECE)
     calls: list[bool] = []
-    with _engine(_ring(bytearray(5 * _PIECE)), 4, pool, writes=False) as engine:
-        for start in range(0, 5 * _PIECE, _PIECE):
+    with _engine(_ring(bytearray(4 * _PIECE)), 4, pool, writes=False) as engine:
+        for start in range(0, 4 * _PIECE, _PIECE):
             engine.read(_FILE, Extent(image, start, start + _PIECE, start), calls.append)
-    assert calls == [False] * 5
+    assert calls == [False] * 4
     assert not pool.out
-    assert not np.any(image.views(0, 5 * _PIECE)[0])
+    assert not np.any(image.views(0, 4 * _PIECE)[0])
 
 
 def test_a_copy_that_fails() -> None:

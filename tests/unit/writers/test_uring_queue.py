@@ -101,7 +101,6 @@ def test_nothing_is_submitted_after_a_failure(make, number: int) -> None:
         ring.write(3, 8192, 4096, 4096, 3)
     assert caught.value.errno == number
     assert ring.wait() == (1, 4096)
-    assert ring.peek() is None
     assert ctx.queued == [2]
 
 
@@ -111,9 +110,9 @@ def test_queued_operations_cannot_be_awaited_after_a_failure(make) -> None:
     ring.write(3, 4096, 4096, 0, 1)
     with pytest.raises(OSError, match="Bad file"):
         ring.write(3, 8192, 4096, 4096, 2)
-    for call in (ring.wait, ring.peek, ring.wait):
+    for _ in range(2):
         with pytest.raises(OSError, match="io_uring has failed"):
-            call()
+            ring.wait()
     assert (ctx.queued, ctx.taken) == ([1, 2], [])
 
 
