@@ -5,14 +5,13 @@ BlockingEngine does it block by block; RingEngine keeps many blocks in flight on
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Self
 
 from iobench.writers.blocks.workers import BlockPool
-from iobench.writers.direct.in_flight import InFlight, OnComplete, Ring, RingOperation
+from iobench.writers.direct.in_flight import InFlight, OnComplete, Operation, Ring
 from iobench.writers.image import Bytes, Extent
 from iobench.writers.local.direct_file import (
     DirectFile,
@@ -61,6 +60,10 @@ class CompletionLatch:
 class DirectEngine(ABC):
     """Moves ranges between images and files. Used by one thread.
 
+    A range is cut into pieces, each as large as a block of `pool`. A piece whose memory has the
+    alignment that the device needs is moved in place. A write gathers any other piece into a block,
+    a read copies it out of a block once it is complete.
+
     Ranges begin at multiples of the file's alignment. `on_complete` is called once for each range,
     when the kernel is done with its memory, also when `write` or `read` raises. It is never called
     after a ring failed, see OnComplete. The end of a `with` waits for all operations in flight, so
@@ -70,13 +73,66 @@ class DirectEngine(ABC):
     def __init__(self, pool: BlockPool, meter: Meter, *, path: str) -> None:
         self._pool, self.meter, self._path = pool, meter, path
 
-    @abstractmethod
     def write(self, file: DirectFile, part: Extent, on_complete: OnComplete = ignore) -> None:
         """Write `part`; padding may follow it. Raises OSError, possibly of an earlier range."""
+        (image, start, stop, offset), size = part, self._pool.block_size
+        whole = aligned_view(part, file.alignment)
+        with CompletionLatch(on_complete) as latch:
+            for begin in range(start, stop, size):
+                end, at = min(begin + size, stop), offset + begin - start
+                if whole is not None:
+                    data, ended = whole[begin - start : end - start], latch.part()
+                else:
+                    block = self._pool.take()
+                    try:
+                        with self.meter.phase("gather"):
+                            image.gather(begin, end, block)
+                    except BaseException:
+                        self._pool.give(block)
+                        raise
+                    data = block[: round_up(end - begin, file.alignment.offset)]
+                    ended = self._with_block(block, latch.part())
+                self._start(Operation(file, data, at, len(data), ended), writes=True)
 
-    @abstractmethod
     def read(self, file: DirectFile, part: Extent, on_complete: OnComplete = ignore) -> None:
         """Fill `part`. Raises OSError or DataMismatchError, possibly of an earlier range."""
+        (image, start, stop, offset), size = part, self._pool.block_size
+        with CompletionLatch(on_complete) as latch:
+            for first in range(offset, stop, size):
+                begin, end = max(first, start), min(first + size, stop)
+                piece = Extent(image, begin, end, first)
+                data = view_to_fill(piece, file.alignment) if begin == first else None
+                if data is not None:
+                    ended = latch.part()
+                else:
+                    block = self._pool.take()
+                    data = block[: round_up(end - first, file.alignment.offset)]
+                    copy_out = functools.partial(image.scatter, begin, end, block[begin - first :])
+                    ended = self._with_block(block, latch.part(), copy_out)
+                self._start(Operation(file, data, first, end - first, ended), writes=False)
+
+    def _with_block(
+        self, block: Bytes, ended: OnComplete, copy_out: Callable[[], object] | None = None
+    ) -> OnComplete:
+        """Return the callback of a piece in `block`: it copies out what was read, and gives the
+        block back."""
+
+        def complete(ok: bool) -> None:
+            copied = False
+            try:
+                if ok and copy_out is not None:
+                    with self.meter.phase("scatter"):
+                        copy_out()
+                copied = ok
+            finally:
+                self._pool.give(block)
+                ended(copied)
+
+        return complete
+
+    @abstractmethod
+    def _start(self, operation: Operation, *, writes: bool) -> None:
+        """Move one piece, now or later. Its `on_complete` is called also when this raises."""
 
     @abstractmethod
     def __len__(self) -> int:
@@ -112,38 +168,21 @@ class DirectEngine(ABC):
 
 
 class BlockingEngine(DirectEngine):
-    """pwrite and preadv in the calling thread. Blocks of `pool` are as large as the ranges."""
+    """pwrite and preadv in the calling thread."""
 
-    def write(self, file: DirectFile, part: Extent, on_complete: OnComplete = ignore) -> None:
-        unit = file.alignment.offset
-        with CompletionLatch(on_complete):
-            with contextlib.ExitStack() as held:
-                data = aligned_view(part, file.alignment)
-                if data is None:
-                    block = held.enter_context(self._pool.block())
-                    with self.meter.phase("gather"):
-                        part.image.gather(part.start, part.stop, block)
-                    data = block[: round_up(part.size_bytes, unit)]
-                with self.meter.operation("write"):
-                    calls = pwrite_direct(file.fd, data, part.offset, unit)
-            self.meter.count(self._path, len(data), calls)
-
-    def read(self, file: DirectFile, part: Extent, on_complete: OnComplete = ignore) -> None:
-        image, start, stop, begin = part
-        unit = file.alignment.offset
-        with CompletionLatch(on_complete):
-            data = view_to_fill(part, file.alignment) if start == begin else None
-            if data is not None:
-                with self.meter.operation("read"):
-                    calls = pread_direct(file.fd, data, begin, stop - begin, unit)
-            else:
-                with self._pool.block() as room:
-                    block = room[: round_up(stop - begin, unit)]
-                    with self.meter.operation("read"):
-                        calls = pread_direct(file.fd, block, begin, stop - begin, unit)
-                    with self.meter.phase("scatter"):
-                        image.scatter(start, stop, block[start - begin :])
-            self.meter.count(self._path, stop - begin, calls)
+    def _start(self, operation: Operation, *, writes: bool) -> None:
+        fd, unit = operation.file.fd, operation.file.alignment.offset
+        data, offset, wanted, ok = operation.data, operation.offset, operation.wanted, False
+        try:
+            with self.meter.operation("write" if writes else "read"):
+                if writes:
+                    calls = pwrite_direct(fd, data, offset, unit)
+                else:
+                    calls = pread_direct(fd, data, offset, wanted, unit)
+            ok = True
+        finally:
+            operation.on_complete(ok)
+        self.meter.count(self._path, wanted, calls)
 
     def __len__(self) -> int:
         return 0
@@ -156,11 +195,11 @@ class BlockingEngine(DirectEngine):
 
 
 class RingEngine(DirectEngine):
-    """Moves ranges in pieces, each as large as a block of `pool`; at most `iodepth` are in flight.
+    """At most `iodepth` pieces are in flight on a ring.
 
-    A write copies a piece into its block before a place in the queue is free: so one block more
-    than `iodepth` is in use. A read copies a piece out once it is complete. The ring belongs to the
-    calling thread. KeyboardInterrupt must not occur inside, see InFlight.
+    A block is filled before a place in the queue is free: so one block more than `iodepth` is in
+    use. The ring belongs to the calling thread. KeyboardInterrupt must not occur inside, see
+    InFlight.
     """
 
     def __init__(
@@ -177,72 +216,14 @@ class RingEngine(DirectEngine):
         self._iodepth = iodepth
         self._in_flight = InFlight(ring, writes=writes, path=path, meter=meter)
 
-    def write(self, file: DirectFile, part: Extent, on_complete: OnComplete = ignore) -> None:
-        (image, start, stop, offset), size = part, self._pool.block_size
-        whole = aligned_view(part, file.alignment)
-        with CompletionLatch(on_complete) as latch:
-            for begin in range(start, stop, size):
-                end, at = min(begin + size, stop), offset + begin - start
-                if whole is not None:
-                    data = whole[begin - start : end - start]
-                    self._start(file, data, at, len(data), latch.part())
-                    continue
-                block = self._pool.take()
-                try:
-                    with self.meter.phase("gather"):
-                        image.gather(begin, end, block)
-                except BaseException:
-                    self._pool.give(block)
-                    raise
-                data = block[: round_up(end - begin, file.alignment.offset)]
-                self._start(file, data, at, len(data), self._with_block(block, latch.part()))
-
-    def read(self, file: DirectFile, part: Extent, on_complete: OnComplete = ignore) -> None:
-        (image, start, stop, offset), size = part, self._pool.block_size
-        with CompletionLatch(on_complete) as latch:
-            for first in range(offset, stop, size):
-                begin, end = max(first, start), min(first + size, stop)
-                piece = Extent(image, begin, end, first)
-                data = view_to_fill(piece, file.alignment) if begin == first else None
-                if data is not None:
-                    self._start(file, data, first, end - first, latch.part())
-                    continue
-                block = self._pool.take()
-                room = block[: round_up(end - first, file.alignment.offset)]
-                copy_out = functools.partial(image.scatter, begin, end, block[begin - first :])
-                ended = self._with_block(block, latch.part(), copy_out)
-                self._start(file, room, first, end - first, ended)
-
-    def _with_block(
-        self, block: Bytes, ended: OnComplete, copy_out: Callable[[], object] | None = None
-    ) -> OnComplete:
-        """Return the callback of a piece in `block`: it copies out what was read, and gives the
-        block back."""
-
-        def complete(ok: bool) -> None:
-            copied = False
-            try:
-                if ok and copy_out is not None:
-                    with self.meter.phase("scatter"):
-                        copy_out()
-                copied = ok
-            finally:
-                self._pool.give(block)
-                ended(copied)
-
-        return complete
-
-    def _start(
-        self, file: DirectFile, data: Bytes, offset: int, wanted: int, ended: OnComplete
-    ) -> None:
-        """Start a piece once the queue has room for it."""
+    def _start(self, operation: Operation, *, writes: bool) -> None:  # noqa: ARG002 -- of the ring
         try:
             while len(self._in_flight) >= self._iodepth:
                 self._in_flight.wait_one()
         except BaseException:
-            ended(False)
+            operation.on_complete(False)
             raise
-        self._in_flight.submit(RingOperation(file, data, offset, wanted, ended))
+        self._in_flight.submit(operation)
 
     def __len__(self) -> int:
         return len(self._in_flight)
