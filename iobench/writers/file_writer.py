@@ -34,8 +34,8 @@ from iobench.writers.base import Availability
 from iobench.writers.blocks.workers import BlockPool, Blocks, faulted_ahead, run_workers
 from iobench.writers.direct.background import BackgroundSink, ReserveAhead, most_blocks
 from iobench.writers.direct.engine import BlockingEngine, DirectEngine, RingEngine
-from iobench.writers.direct.file import DontCache, IoPath, PathFile, PathSupport
 from iobench.writers.direct.file import FileSetting as FileSetting
+from iobench.writers.direct.file import IoPath, PathFile, PathSupport
 from iobench.writers.direct.in_flight import open_ring
 from iobench.writers.image import AnyMemory, Bytes, Extent, FileImage, Ranges
 from iobench.writers.local.direct_file import NO_DIRECT_REMEDY, round_up
@@ -79,7 +79,7 @@ class FileWriter(PosixWriter):
         most = most_blocks(how.stream_depth)
         self._pool = BlockPool(how.block_size, max(most, pieces) if shared else most)
         self._pieces = self._pool if shared else BlockPool(how.piece_size or 1, pieces)
-        self._support = PathSupport(dontcache=DontCache(self.name, how.dontcache))
+        self._support = PathSupport(self.name, how.dontcache)
 
     @abstractmethod
     def _setting(self) -> FileSetting:
@@ -132,7 +132,7 @@ class FileWriter(PosixWriter):
     # Writes and reads of one file.
 
     def _file(self, fd: int, path: str, *, writing: bool) -> PathFile:
-        return PathFile(fd, path, self._how, self._support, writing=writing, writer=self.name)
+        return PathFile(fd, path, self._how, self._support, writing=writing)
 
     def write_ranges(self, fd: int, image: FileImage, ranges: Ranges, path: str) -> None:
         """Write `ranges` of `image` to the open file `fd`, at the same offsets; it is not synced.
@@ -162,7 +162,7 @@ class FileWriter(PosixWriter):
 
     def _write_threads(self, image: FileImage, fd: int, meter: Meter) -> int:
         """Return the most workers. Of two, one copies device memory while the other stores."""
-        if self._how.only is IoPath.UNCACHED and not self._support.dontcache.flags(fd, meter):
+        if self._how.only is IoPath.UNCACHED and not self._support.dontcache(fd, meter):
             return 1
         cached = self._how.only in (IoPath.BUFFERED, IoPath.UNCACHED)
         return max(self._how.threads, 2 if cached and image.on_device else 1)

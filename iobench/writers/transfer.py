@@ -221,38 +221,26 @@ def _add_paths(into: dict[str, PathCount], more: Mapping[str, PathCount]) -> Non
         )
 
 
-class _Phase:
-    """The timer of `Meter.phase`.
+class _Timer:
+    """The timer of a phase, and of the latency of one operation unless it fails.
 
     A class, as a generator costs twice as much, and a small file passes six phases.
     """
 
-    __slots__ = ("_began", "_name", "_seconds")
+    __slots__ = ("_began", "_latency", "_name", "_seconds")
 
-    def __init__(self, seconds: dict[str, float], name: str) -> None:
-        self._seconds, self._name = seconds, name
+    def __init__(
+        self, seconds: dict[str, float], name: str, latency: Latency | None = None
+    ) -> None:
+        self._seconds, self._name, self._latency = seconds, name, latency
 
     def __enter__(self) -> None:
         self._began = time.perf_counter()
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, raised: type[BaseException] | None, *_: object) -> None:
         passed = time.perf_counter() - self._began
         self._seconds[self._name] = self._seconds.get(self._name, 0.0) + passed
-
-
-class _Operation(_Phase):
-    """The timer of `Meter.operation`: counts the latency too, unless the operation fails."""
-
-    __slots__ = ("_latency",)
-
-    def __init__(self, seconds: dict[str, float], name: str, latency: Latency) -> None:
-        super().__init__(seconds, name)
-        self._latency = latency
-
-    def __exit__(self, *raised: object) -> None:
-        passed = time.perf_counter() - self._began
-        self._seconds[self._name] = self._seconds.get(self._name, 0.0) + passed
-        if raised[0] is None:
+        if self._latency is not None and raised is None:
             self._latency.took(passed)
 
 
@@ -274,11 +262,11 @@ class Meter:
 
     def phase(self, name: str) -> AbstractContextManager[None]:
         """Add the time inside the `with` to the phase `name`."""
-        return _Phase(self.seconds, name)
+        return _Timer(self.seconds, name)
 
     def operation(self, name: str) -> AbstractContextManager[None]:
         """Add the time inside the `with` to the phase `name`, as the latency of one operation."""
-        return _Operation(self.seconds, name, self._latency(name))
+        return _Timer(self.seconds, name, self._latency(name))
 
     def took(self, name: str, seconds: float) -> None:
         """Count the latency of one operation whose time is in no phase: others were in flight."""

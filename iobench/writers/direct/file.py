@@ -19,7 +19,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Self
 
@@ -131,17 +131,19 @@ class PathPolicy:
         self._paths = tuple(one for one in self._paths if one != path) or self._paths
 
 
-class DontCache:
-    """Whether the files of one writer take RWF_DONTCACHE; each file system is asked once.
+class PathSupport:
+    """What the file systems of one writer's files take. Each is asked once."""
 
-    `method`: RWF_DONTCACHE or nothing ("dontcache"), sync_file_range in its place, or "auto".
-    """
+    def __init__(self, writer: str, dontcache: str = "auto") -> None:
+        """`writer` is named in errors. `dontcache` is the option `method` of `uncached`."""
+        self.writer, self._method = writer, dontcache
+        self._no_dontcache: dict[int, str | None] = {}
+        self.direct: set[tuple[int, bool]] = set()
+        """The devices on which direct writes (True) or reads have worked."""
+        self.refusals: dict[tuple[int, str, bool], str] = {}
+        """By device, directory and direction, why direct I/O is not used there."""
 
-    def __init__(self, writer: str, method: str = "auto") -> None:
-        self._writer, self._method = writer, method
-        self._refusals: dict[int, str | None] = {}
-
-    def flags(self, fd: int, meter: Meter) -> int:
+    def dontcache(self, fd: int, meter: Meter) -> int:
         """Return RWF_DONTCACHE, or 0 where the file refuses it, which is recorded as a fallback.
 
         Raises UnavailableError if there is to be no fallback.
@@ -149,13 +151,13 @@ class DontCache:
         if self._method == "sync_file_range":
             return 0
         device = os.fstat(fd).st_dev
-        if device not in self._refusals:
-            self._refusals[device] = dontcache_refusal(fd)
-        refusal = self._refusals[device]
+        if device not in self._no_dontcache:
+            self._no_dontcache[device] = dontcache_refusal(fd)
+        refusal = self._no_dontcache[device]
         if refusal is None:
             return linux.RWF_DONTCACHE
         if self._method == "dontcache":
-            raise UnavailableError(self._writer, f"{refusal}.", _REMEDY)
+            raise UnavailableError(self.writer, f"{refusal}.", _REMEDY)
         meter.fell_back("uncached", "sync_file_range", refusal)
         return 0
 
@@ -166,9 +168,9 @@ class CachedFile:
     The caller owns `fd`. A direct operation on a range is safe after `leave`.
     """
 
-    def __init__(self, fd: int, dontcache: DontCache, *, waits: bool = True) -> None:
+    def __init__(self, fd: int, support: PathSupport, *, waits: bool = True) -> None:
         """`waits`: a write with UNCACHED returns when its bytes are on storage."""
-        self._fd, self._dontcache, self._waits = fd, dontcache, waits
+        self._fd, self._support, self._waits = fd, support, waits
         self._written = False  # so that its pages may be in the page cache
         self._behind: deque[tuple[int, int]] = deque()
 
@@ -181,7 +183,7 @@ class CachedFile:
         image, start, stop, offset = part
         length, uncached = stop - start, path == IoPath.UNCACHED
         self._written = True
-        flags = self._dontcache.flags(self._fd, meter) if uncached else 0
+        flags = self._support.dontcache(self._fd, meter) if uncached else 0
         with image.outgoing(start, stop, meter) as views, meter.operation("write"):
             calls = pwrite_all(self._fd, views, offset, flags)
             if uncached and self._waits:
@@ -210,7 +212,7 @@ class CachedFile:
         """Fill `part`; UNCACHED drops its pages afterwards."""
         image, start, stop, _ = part
         uncached = path == IoPath.UNCACHED
-        flags = self._dontcache.flags(self._fd, meter) if uncached else 0
+        flags = self._support.dontcache(self._fd, meter) if uncached else 0
         with image.incoming(start, stop, meter) as views, meter.operation("read"):
             calls = pread_all(self._fd, views, start, flags)
             if uncached and not flags:
@@ -282,17 +284,6 @@ class FileSetting:
         return self.paths[0] if len(self.paths) == 1 else None
 
 
-@dataclass(kw_only=True)
-class PathSupport:
-    """What the file systems of one writer's files take. Each is asked once."""
-
-    dontcache: DontCache
-    direct: set[tuple[int, bool]] = field(default_factory=set)
-    """The devices on which direct writes (True) or reads have worked."""
-    refusals: dict[tuple[int, str, bool], str] = field(default_factory=dict)
-    """By device, directory and direction, why direct I/O is not used there."""
-
-
 class PathFile:
     """Moves ranges of a file by one path, or each by the path that the policy chooses. Thread-safe.
 
@@ -315,19 +306,17 @@ class PathFile:
         support: PathSupport,
         *,
         writing: bool,
-        writer: str = "hybrid",
     ) -> None:
-        """`writer` is named in errors.
-
-        With the path DIRECT alone, UnavailableError is raised where O_DIRECT is refused.
-        """
+        """With the path DIRECT alone, raises UnavailableError where O_DIRECT is refused."""
         self._fd, self.name, self._writing = fd, name, writing
         self._only, self._small_size, self._support = how.only, how.small_size, support
         self._policy = PathPolicy(how.paths, small_size=how.small_size, read_soon=how.read_soon)
-        self._cached = CachedFile(fd, support.dontcache, waits=self._only is None)
+        self._cached = CachedFile(fd, support, waits=self._only is None)
         self._lock = threading.RLock()
         flags = os.O_WRONLY if writing else os.O_RDONLY
-        self._reopened = functools.partial(reopened, fd, flags, writer, name, how.block_size)
+        self._reopened = functools.partial(
+            reopened, fd, flags, support.writer, name, how.block_size
+        )
         self._direct: DirectFile | None = None
         if self._only is IoPath.DIRECT:
             self._direct = self._reopened() if how.o_direct else DirectFile(fd, _BYTES, name)

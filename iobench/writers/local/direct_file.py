@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import functools
 import os
 from typing import NamedTuple
 
@@ -82,11 +81,8 @@ def view_to_fill(part: Extent, alignment: linux.DioAlignment) -> Bytes | None:
     huge ones are slow to make.
     """
     view = aligned_view(part, alignment)
-    small = view is not None and _huge_pages_are_slow() and not in_huge_pages(view)
+    small = view is not None and host_takes_free_memory() and not in_huge_pages(view)
     return None if small else view
-
-
-_huge_pages_are_slow = functools.cache(host_takes_free_memory)
 
 
 def aligned_view(part: Extent, alignment: linux.DioAlignment) -> Bytes | None:

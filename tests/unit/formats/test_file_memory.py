@@ -64,7 +64,7 @@ def test_only_the_tail_is_copied(
     name: str, load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A direct read fills the tensors themselves, except for the bytes after the last block."""
-    monkeypatch.setattr(direct_file, "_huge_pages_are_slow", lambda: False)
+    monkeypatch.setattr(direct_file, "host_takes_free_memory", lambda: False)
     writer = make(name, block_size="16KiB")
     answer = writer.available(tmp_path)
     if not answer.ok:

@@ -11,7 +11,7 @@ import pytest
 from iobench import linux
 from iobench.testing import content
 from iobench.units import MIB
-from iobench.writers.direct.file import CachedFile, DontCache, IoPath
+from iobench.writers.direct.file import CachedFile, IoPath, PathSupport
 from iobench.writers.image import Extent, FileImage
 from iobench.writers.local.posix import pwrite_all
 from iobench.writers.transfer import Meter, PathCount
@@ -58,7 +58,7 @@ def _write(file: CachedFile, path: IoPath, start: int, stop: int) -> None:
 
 def test_no_other_range_is_asked_about(fd: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a large file in the page cache, each page that is asked about takes time."""
-    file, asked = CachedFile(fd, DontCache("hybrid")), []
+    file, asked = CachedFile(fd, PathSupport("hybrid")), []
     _write(file, IoPath.BUFFERED, 0, 3 * MIB)
     real = linux.cachestat_resident_bytes
 
@@ -76,7 +76,7 @@ def test_a_buffered_write_stays_until_its_range_is_left(
     fd: int, synced: list[tuple[int, int]]
 ) -> None:
     """Nothing is synced for a range of a file of which nothing was written."""
-    file = CachedFile(fd, DontCache("hybrid"))
+    file = CachedFile(fd, PathSupport("hybrid"))
     file.leave(0, 4 * MIB)
     for start in (0, MIB, 2 * MIB):
         _write(file, IoPath.BUFFERED, start, start + MIB)
@@ -97,7 +97,7 @@ def test_an_uncached_write_is_on_the_device_on_return(
 ) -> None:
     if refused:
         monkeypatch.setattr("iobench.writers.direct.file.dontcache_refusal", lambda _: refused)
-    _write(CachedFile(fd, DontCache("hybrid")), IoPath.UNCACHED, MIB, 2 * MIB)
+    _write(CachedFile(fd, PathSupport("hybrid")), IoPath.UNCACHED, MIB, 2 * MIB)
     assert synced == [(MIB, MIB)]
     assert os.pread(fd, MIB, MIB) == _DATA[MIB : 2 * MIB].tobytes()
 
@@ -105,10 +105,10 @@ def test_an_uncached_write_is_on_the_device_on_return(
 def test_held_needs_every_page_in_the_cache(fd: int) -> None:
     os.fsync(fd)
     os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-    assert CachedFile(fd, DontCache("hybrid")).held([(0, MIB)]) == set()
-    _write(CachedFile(fd, DontCache("hybrid")), IoPath.BUFFERED, 0, MIB)
+    assert CachedFile(fd, PathSupport("hybrid")).held([(0, MIB)]) == set()
+    _write(CachedFile(fd, PathSupport("hybrid")), IoPath.BUFFERED, 0, MIB)
     ranges = [(0, MIB), (4096, 8192), (MIB - 4096, MIB + 4096), (2 * MIB, 3 * MIB)]
-    assert CachedFile(fd, DontCache("hybrid")).held(ranges) == {0, 4096}
+    assert CachedFile(fd, PathSupport("hybrid")).held(ranges) == {0, 4096}
 
 
 def test_without_cachestat(fd: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,8 +116,8 @@ def test_without_cachestat(fd: int, monkeypatch: pytest.MonkeyPatch) -> None:
         raise OSError
 
     monkeypatch.setattr(linux, "cachestat_resident_bytes", refuse)
-    _write(CachedFile(fd, DontCache("hybrid")), IoPath.BUFFERED, 0, MIB)
-    assert CachedFile(fd, DontCache("hybrid")).held([(0, MIB)]) == set()
+    _write(CachedFile(fd, PathSupport("hybrid")), IoPath.BUFFERED, 0, MIB)
+    assert CachedFile(fd, PathSupport("hybrid")).held([(0, MIB)]) == set()
 
 
 def test_what_a_read_leaves_in_the_page_cache(fd: int) -> None:
@@ -126,7 +126,7 @@ def test_what_a_read_leaves_in_the_page_cache(fd: int) -> None:
     for path, left in ((IoPath.BUFFERED, True), (IoPath.UNCACHED, False)):
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
         memory = np.zeros(len(_DATA), dtype=np.uint8)
-        file, image = CachedFile(fd, DontCache("hybrid")), FileImage.of("file", [memory])
+        file, image = CachedFile(fd, PathSupport("hybrid")), FileImage.of("file", [memory])
         file.read(path, Extent(image, 0, MIB, 0), Meter())
         assert np.array_equal(memory[:MIB], _DATA[:MIB])
         assert not memory[MIB:].any()
@@ -137,7 +137,7 @@ class _Pushing(CachedFile):
     """The uncached writes of a file without RWF_DONTCACHE."""
 
     def __init__(self, fd: int) -> None:
-        super().__init__(fd, DontCache("uncached", "sync_file_range"), waits=False)
+        super().__init__(fd, PathSupport("uncached", "sync_file_range"), waits=False)
 
     def push(self, data: np.ndarray, offset: int, meter: Meter) -> None:
         self.write(IoPath.UNCACHED, Extent.of(data, offset), meter)

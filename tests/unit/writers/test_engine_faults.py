@@ -22,7 +22,7 @@ from iobench.testing import content
 from iobench.writers.blocks.pages import fresh_pages
 from iobench.writers.direct import in_flight
 from iobench.writers.direct.engine import BlockingEngine, DirectEngine, RingEngine
-from iobench.writers.direct.file import DontCache, FileSetting, IoPath, PathFile, PathSupport
+from iobench.writers.direct.file import FileSetting, IoPath, PathFile, PathSupport
 from iobench.writers.image import Bytes, Extent, FileImage
 from iobench.writers.local import direct_file
 from iobench.writers.local.direct_file import DirectFile
@@ -150,7 +150,7 @@ class _Run:
         image, paths = FileImage.of("image", [self.memory]), (IoPath.DIRECT, IoPath.BUFFERED)
         plain = DirectFile(fd=self.fd, alignment=linux.DioAlignment(memory=_PAGE, offset=_PAGE))
         how = FileSetting(paths=paths, block_size=_RANGE, small_size=_PAGE)
-        support = PathSupport(dontcache=DontCache("hybrid"))
+        support = PathSupport("hybrid")
         file = PathFile(self.fd, "image", how, support, writing=self.writes)
         with file, engine:
             for number, start in enumerate(range(0, len(_DATA), _RANGE)):
@@ -182,7 +182,7 @@ def lost(monkeypatch: pytest.MonkeyPatch) -> list[Bytes]:
     monkeypatch.setattr(in_flight, "_lost", memory)
     monkeypatch.setattr(in_flight.time, "sleep", lambda _: None)
     # Reads into aligned memory are in place here, also on virtual machines; see `_cases`.
-    monkeypatch.setattr(direct_file, "_huge_pages_are_slow", lambda: False)
+    monkeypatch.setattr(direct_file, "host_takes_free_memory", lambda: False)
     return memory
 
 

@@ -217,7 +217,7 @@ def test_reads(
         pytest.skip(answer.reason)
     data = np.random.default_rng(1).integers(0, 256, _SIZE, dtype=np.uint8)
     writer.write(FileImage.of("f", [data]), tmp_path)
-    monkeypatch.setattr(direct_file, "_huge_pages_are_slow", lambda: slow)
+    monkeypatch.setattr(direct_file, "host_takes_free_memory", lambda: slow)
     taken, take = [], BlockPool.take
     monkeypatch.setattr(BlockPool, "take", lambda pool: taken.append(1) or take(pool))
     memory = fresh_pages(_SIZE, huge=huge)
