@@ -17,7 +17,7 @@ from iobench.errors import UnavailableError, transfer_errors
 from iobench.offload.files import StateFile
 from iobench.writers.blocks.interrupt_safe import Worker
 from iobench.writers.direct.engine import CompletionLatch
-from iobench.writers.direct.in_flight import InFlight, OnComplete, Operation, Ring, open_ring
+from iobench.writers.direct.in_flight import DirectOperation, InFlight, OnComplete, Ring, open_ring
 from iobench.writers.image import Bytes
 from iobench.writers.local.direct_file import DirectFile
 from iobench.writers.transfer import Meter
@@ -64,7 +64,7 @@ class Mover:
                     self._in_flight.wait_one()
                 piece = data[begin : begin + self._block_size]
                 self._in_flight.submit(
-                    Operation(self._direct, piece, offset + begin, len(piece), latch.part())
+                    DirectOperation(self._direct, piece, offset + begin, len(piece), latch.part())
                 )
 
     def wait_one(self) -> None:

@@ -32,7 +32,7 @@ from iobench import linux
 from iobench.errors import UnavailableError, transfer_errors
 from iobench.writers.base import Availability
 from iobench.writers.blocks.workers import BlockPool, Blocks, faulted_ahead, run_workers
-from iobench.writers.direct.background import BackgroundSink, ReserveAhead, most_blocks
+from iobench.writers.direct.background import BackgroundSink, ReserveAhead
 from iobench.writers.direct.engine import BlockingEngine, DirectEngine, RingEngine
 from iobench.writers.direct.file import FileSetting as FileSetting
 from iobench.writers.direct.file import IoPath, PathFile, PathSupport
@@ -76,7 +76,7 @@ class FileWriter(PosixWriter):
         self._how = how = self._setting()
         pieces = how.rings * (how.iodepth + 1)
         shared = how.piece_size == how.block_size
-        most = most_blocks(how.stream_depth)
+        most = how.stream_depth + 2  # of a stream, one block waits and one is filled
         self._pool = BlockPool(how.block_size, max(most, pieces) if shared else most)
         self._pieces = self._pool if shared else BlockPool(how.piece_size or 1, pieces)
         self._support = PathSupport(self.name, how.dontcache)
@@ -154,27 +154,23 @@ class FileWriter(PosixWriter):
         self, fd: int, path: str, image: FileImage, ranges: Ranges, meter: Meter
     ) -> None:
         with self._file(fd, path, writing=True) as opened:
-            threads = self._write_threads(image, fd, meter)
+            threads = self._threads(image)
+            if self._how.only is IoPath.UNCACHED and not self._support.dontcache(fd, meter):
+                threads = 1
             self._move([_OpenFile(opened, image, ranges)], meter, writes=True, threads=threads)
-            if self._how.only in (IoPath.BUFFERED, IoPath.UNCACHED):
+            if self._how.cached:
                 with meter.phase("write"):
                     opened.finish()
 
-    def _write_threads(self, image: FileImage, fd: int, meter: Meter) -> int:
-        """Return the most workers. Of two, one copies device memory while the other stores."""
-        if self._how.only is IoPath.UNCACHED and not self._support.dontcache(fd, meter):
-            return 1
-        cached = self._how.only in (IoPath.BUFFERED, IoPath.UNCACHED)
-        return max(self._how.threads, 2 if cached and image.on_device else 1)
+    def _threads(self, image: FileImage) -> int:
+        """Return the most workers. Of two, one copies device memory while the other moves it."""
+        return max(self._how.threads, 2 if self._how.cached and image.on_device else 1)
 
     def _receive(self, fd: int, image: FileImage, ranges: Ranges, meter: Meter) -> None:
-        only = self._how.only
         with self._file(fd, image.path, writing=False) as opened:
-            threads = self._how.threads
-            if only is None and not opened.may_go_direct():
+            threads = self._threads(image)
+            if self._how.only is None and not opened.may_go_direct():
                 threads = 1  # the kernel reads ahead only for a reader that goes in order
-            elif only in (IoPath.BUFFERED, IoPath.UNCACHED) and image.on_device:
-                threads = max(threads, 2)
             self._fill_memory([_OpenFile(opened, image, ranges)], meter, threads)
 
     def _fill_memory(self, files: Sequence[_OpenFile], meter: Meter, threads: int) -> None:
@@ -310,25 +306,23 @@ class FileWriter(PosixWriter):
 
     def _stream(self, file: NewFile, meter: Meter, size: int | None) -> BlockStream:
         how, opened = self._how, self._file(file.fd, file.path, writing=True)
-        blocking = self._blocking(meter)
+        if how.cached:
+            blocking = self._blocking(meter)
 
-        def write(data: Bytes, offset: int) -> None:
-            opened.write(Extent.of(data, offset), blocking)
+            def write(views: list[Bytes], offset: int) -> None:
+                opened.write(Extent.of(views[0], offset), blocking)
 
-        if how.only in (IoPath.BUFFERED, IoPath.UNCACHED):
-            sink = PlainSink(lambda views, at: write(views[0], at), how.block_size, opened.finish)
+            sink = PlainSink(write, how.block_size, opened.finish)
             return BlockStream(file, self.name, meter, sink)
         ring = self._admits_ring(meter)
         background = BackgroundSink(
+            opened,
             self._pool,
             how.stream_depth,
             functools.partial(self._engine, writes=True) if ring else self._blocking,
-            opened.write,
             meter,
             ring=ring,
-            rest=write,
             reserve=ReserveAhead(file) if self._reserves and not size else None,
-            close=opened.close,
         )
         return BlockStream(file, self.name, meter, background)
 

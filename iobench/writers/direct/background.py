@@ -11,8 +11,8 @@ from iobench.errors import TransferError
 from iobench.units import GIB
 from iobench.writers.blocks.channel import Channel, Lease, LeaseState
 from iobench.writers.blocks.workers import BlockPool
-from iobench.writers.direct.engine import DirectEngine
-from iobench.writers.direct.in_flight import OnComplete
+from iobench.writers.direct.engine import BlockingEngine, DirectEngine
+from iobench.writers.direct.file import IoPath, PathFile
 from iobench.writers.image import Bytes, Extent
 from iobench.writers.local.new_file import NewFile
 from iobench.writers.stream import Sink
@@ -20,11 +20,6 @@ from iobench.writers.transfer import Meter
 
 _RESERVE_STEP = GIB
 _RESERVE_ROOM = 4 * _RESERVE_STEP  # with less free space, nothing is reserved ahead
-
-
-def most_blocks(depth: int) -> int:
-    """Return the blocks of one stream: `depth` in flight, one that waits, one that is filled."""
-    return depth + 2
 
 
 class ReserveAhead:
@@ -71,26 +66,22 @@ class BackgroundSink(Sink):
 
     def __init__(
         self,
+        file: PathFile,
         pool: BlockPool,
         depth: int,
         engine: Callable[[Meter], DirectEngine],
-        write: Callable[[Extent, DirectEngine, OnComplete], None],
         meter: Meter,
         *,
         ring: bool,
-        rest: Callable[[Bytes, int], None],
         reserve: ReserveAhead | None = None,
-        close: Callable[[], None] = lambda: None,
     ) -> None:
         """With `ring`, the engine is used only in a thread without signal handlers.
 
-        `rest` writes what fills no block, in the calling thread. `close` is called once no thread
-        uses the file any more.
+        What fills no block is written in the calling thread. `file` is closed once no thread uses
+        it any more.
         """
-        self._pool, self.block_size = pool, pool.block_size
-        self._engine, self._write, self._meter = engine, write, meter
-        self._rest, self._reserve = rest, reserve
-        self._close = close
+        self._file, self._pool, self.block_size = file, pool, pool.block_size
+        self._engine, self._meter, self._reserve = engine, meter, reserve
         self._meters: list[Meter] = []
         self._channel: Channel[tuple[Bytes, int]] = Channel(
             self._work,
@@ -113,7 +104,8 @@ class BackgroundSink(Sink):
         with self._meter.phase("write"):
             self._channel.drain()
         if filled:
-            self._rest(block[:filled], offset)
+            here = BlockingEngine(self._pool, self._meter, path=IoPath.DIRECT)
+            self._file.write(Extent.of(block[:filled], offset), here)
 
     def release(self, block: Bytes, *, failed: bool) -> None:
         """End the threads and add their counts to the meter of the stream.
@@ -129,7 +121,7 @@ class BackgroundSink(Sink):
         finally:
             if len(block):
                 self._pool.give(block)
-            self.afterwards(self._close)
+            self.afterwards(self._file.close)
 
     def afterwards(self, call: Callable[[], None]) -> None:
         self._channel.afterwards(call)
@@ -165,4 +157,4 @@ class BackgroundSink(Sink):
             else:
                 returned.append(lease)
 
-        self._write(Extent.of(*lease.item), engine, on_complete)
+        self._file.write(Extent.of(*lease.item), engine, on_complete)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Self
 
 from iobench.writers.blocks.workers import BlockPool
-from iobench.writers.direct.in_flight import InFlight, OnComplete, Operation, Ring
+from iobench.writers.direct.in_flight import DirectOperation, InFlight, OnComplete, Ring
 from iobench.writers.image import Bytes, Extent
 from iobench.writers.local.direct_file import (
     DirectFile,
@@ -92,7 +92,7 @@ class DirectEngine(ABC):
                         raise
                     data = block[: round_up(end - begin, file.alignment.offset)]
                     ended = self._with_block(block, latch.part())
-                self._start(Operation(file, data, at, len(data), ended), writes=True)
+                self._start(DirectOperation(file, data, at, len(data), ended), writes=True)
 
     def read(self, file: DirectFile, part: Extent, on_complete: OnComplete = ignore) -> None:
         """Fill `part`. Raises OSError or DataMismatchError, possibly of an earlier range."""
@@ -109,7 +109,7 @@ class DirectEngine(ABC):
                     data = block[: round_up(end - first, file.alignment.offset)]
                     copy_out = functools.partial(image.scatter, begin, end, block[begin - first :])
                     ended = self._with_block(block, latch.part(), copy_out)
-                self._start(Operation(file, data, first, end - first, ended), writes=False)
+                self._start(DirectOperation(file, data, first, end - first, ended), writes=False)
 
     def _with_block(
         self, block: Bytes, ended: OnComplete, copy_out: Callable[[], object] | None = None
@@ -131,7 +131,7 @@ class DirectEngine(ABC):
         return complete
 
     @abstractmethod
-    def _start(self, operation: Operation, *, writes: bool) -> None:
+    def _start(self, operation: DirectOperation, *, writes: bool) -> None:
         """Move one piece, now or later. Its `on_complete` is called also when this raises."""
 
     @abstractmethod
@@ -170,7 +170,7 @@ class DirectEngine(ABC):
 class BlockingEngine(DirectEngine):
     """pwrite and preadv in the calling thread."""
 
-    def _start(self, operation: Operation, *, writes: bool) -> None:
+    def _start(self, operation: DirectOperation, *, writes: bool) -> None:
         fd, unit = operation.file.fd, operation.file.alignment.offset
         data, offset, wanted, ok = operation.data, operation.offset, operation.wanted, False
         try:
@@ -216,7 +216,7 @@ class RingEngine(DirectEngine):
         self._iodepth = iodepth
         self._in_flight = InFlight(ring, writes=writes, path=path, meter=meter)
 
-    def _start(self, operation: Operation, *, writes: bool) -> None:  # noqa: ARG002 -- of the ring
+    def _start(self, operation: DirectOperation, *, writes: bool) -> None:  # noqa: ARG002 -- of the ring
         try:
             while len(self._in_flight) >= self._iodepth:
                 self._in_flight.wait_one()

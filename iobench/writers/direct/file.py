@@ -283,6 +283,11 @@ class FileSetting:
         """The path if there is no choice."""
         return self.paths[0] if len(self.paths) == 1 else None
 
+    @property
+    def cached(self) -> bool:
+        """Whether everything goes through the page cache by one path."""
+        return self.only in (IoPath.BUFFERED, IoPath.UNCACHED)
+
 
 class PathFile:
     """Moves ranges of a file by one path, or each by the path that the policy chooses. Thread-safe.

@@ -180,7 +180,7 @@ _lost: list[Bytes] = []
 
 
 @dataclass(slots=True, eq=False)
-class Operation:
+class DirectOperation:
     """Moves `data` to or from `offset` of `file`. The kernel uses `data` until `on_complete`.
 
     Lengths and offsets are multiples of the alignment. A read may want fewer bytes than `data` has,
@@ -212,7 +212,7 @@ class InFlight:
         self._ring, self._writes, self._path, self._meter = ring, writes, path, meter
         self._name, self._doing = ("write", "writing") if writes else ("read", "reading")
         # By tag, as io_uring completes them in any order.
-        self._operations: dict[int, Operation] = {}
+        self._operations: dict[int, DirectOperation] = {}
         self._tag = 0
 
     def __len__(self) -> int:
@@ -227,7 +227,7 @@ class InFlight:
             if self._take_completion(tag, count):
                 return
 
-    def submit(self, operation: Operation) -> None:
+    def submit(self, operation: DirectOperation) -> None:
         """Start `operation`, or the rest of one that io_uring completed in part.
 
         Raises OSError; `on_complete` has been called then too. If the file has a name, the error of
@@ -263,7 +263,7 @@ class InFlight:
             self.submit(operation)
         return complete
 
-    def _advance(self, operation: Operation, count: int) -> bool:
+    def _advance(self, operation: DirectOperation, count: int) -> bool:
         """Record a completion; return whether the operation is complete."""
         operation.calls += 1
         if count < 0:  # memory is short, or the kernel's own worker was interrupted
@@ -281,14 +281,14 @@ class InFlight:
             operation.done = read_on(done, count, operation.wanted, offset, unit)
         return operation.done >= operation.wanted
 
-    def _fail(self, operation: Operation, error: BaseException) -> NoReturn:
+    def _fail(self, operation: DirectOperation, error: BaseException) -> NoReturn:
         self._end(operation, ok=False)
         if not operation.file.name:
             raise error
         with transfer_errors(self._doing, operation.file.name):
             raise error
 
-    def _end(self, operation: Operation, *, ok: bool) -> None:
+    def _end(self, operation: DirectOperation, *, ok: bool) -> None:
         del self._operations[operation.tag]
         operation.on_complete(ok)
 

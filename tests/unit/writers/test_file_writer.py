@@ -20,7 +20,7 @@ from iobench.writers.base import Writer
 from iobench.writers.direct import engine as direct_engine
 from iobench.writers.direct import in_flight
 from iobench.writers.direct.file import PathFile
-from iobench.writers.direct.in_flight import InFlight, Operation, PyuringRing
+from iobench.writers.direct.in_flight import DirectOperation, InFlight, PyuringRing
 from iobench.writers.image import Extent, FileImage
 from iobench.writers.registry import make
 from iobench.writers.transfer import Transfer
@@ -178,7 +178,7 @@ def test_an_error_names_its_file(
     writer, failing = _writer(name, tmp_path), f"{nth}"
     advance, pwrite = InFlight._advance, direct_engine.pwrite_direct
 
-    def failed(ring: InFlight, operation: Operation, count: int) -> bool:
+    def failed(ring: InFlight, operation: DirectOperation, count: int) -> bool:
         last = 5 * _BLOCK
         if operation.file.name.endswith(f"/{failing}") and operation.offset == last:
             raise OSError(errno.EIO, "I/O error")

@@ -24,7 +24,7 @@ from iobench.writers.blocks.pages import fresh_pages
 from iobench.writers.blocks.workers import BlockPool
 from iobench.writers.direct import in_flight as module
 from iobench.writers.direct.engine import RingEngine
-from iobench.writers.direct.in_flight import InFlight, Operation
+from iobench.writers.direct.in_flight import DirectOperation, InFlight
 from iobench.writers.image import Bytes, Extent, FileImage
 from iobench.writers.local.direct_file import DirectFile
 from iobench.writers.transfer import Meter, PathCount
@@ -140,7 +140,7 @@ def test_refused_too_often() -> None:
 def _move_one(ring: FakeRing, *, writes: bool = True, data: Bytes | None = None) -> None:
     with _in_flight(ring, writes=writes) as in_flight:
         data = content(_BLOCK) if data is None else data
-        in_flight.submit(Operation(_FILE, data, 0, len(data), lambda _: None))
+        in_flight.submit(DirectOperation(_FILE, data, 0, len(data), lambda _: None))
         in_flight.wait_one()
 
 
@@ -159,7 +159,7 @@ def test_a_ring_that_fails_when_it_is_closed(monkeypatch: pytest.MonkeyPatch, fa
         with in_flight:
             for start in (0, _BLOCK):
                 part = data[start : start + _BLOCK]
-                in_flight.submit(Operation(_FILE, part, start, _BLOCK, ended.append))
+                in_flight.submit(DirectOperation(_FILE, part, start, _BLOCK, ended.append))
             monkeypatch.setattr(ring, "wait", broken)
             if fails:
                 raise ValueError("the caller's")
@@ -175,7 +175,7 @@ def test_what_is_counted() -> None:
     """Operations are system calls, bytes are those of the blocks."""
     ring, meter = FakeRing(bytearray(_BLOCK), [3, 3]), Meter()
     with _in_flight(ring, writes=True, meter=meter) as in_flight:
-        in_flight.submit(Operation(_FILE, content(_BLOCK), 0, _BLOCK, lambda _: None))
+        in_flight.submit(DirectOperation(_FILE, content(_BLOCK), 0, _BLOCK, lambda _: None))
         in_flight.drain()
     assert meter.paths == {"fake": PathCount(operations=3, bytes=_BLOCK)}
     assert set(meter.seconds) == {"submit", "write"}
