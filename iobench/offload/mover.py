@@ -17,7 +17,13 @@ from iobench.errors import UnavailableError, transfer_errors
 from iobench.offload.files import StateFile
 from iobench.writers.blocks.interrupt_safe import Worker
 from iobench.writers.direct.engine import CompletionLatch
-from iobench.writers.direct.in_flight import DirectOperation, InFlight, OnComplete, Ring, open_ring
+from iobench.writers.direct.in_flight import (
+    DirectOperation,
+    InFlight,
+    OnComplete,
+    PyuringRing,
+    Ring,
+)
 from iobench.writers.image import Bytes
 from iobench.writers.local.direct_file import DirectFile
 from iobench.writers.transfer import Meter
@@ -86,7 +92,7 @@ class Mover:
 def _open_any_ring(depth: int) -> Ring:
     """Open a ring for `depth` operations in flight: of io_uring, or of threads without it."""
     try:
-        return open_ring(depth)
+        return PyuringRing(depth)
     except UnavailableError:
         return ThreadRing(depth)
 
@@ -94,7 +100,7 @@ def _open_any_ring(depth: int) -> Ring:
 def warn_without_io_uring(depth: int) -> None:
     """Warn if `_open_any_ring` takes threads, with the reason and the remedy."""
     try:
-        open_ring(depth).close()
+        PyuringRing(depth).close()
     except UnavailableError as error:
         warnings.warn(
             f"{error} Until then {min(depth, _MOST_THREADS)} threads read and write in each "

@@ -96,21 +96,23 @@ class AiofilesWriter(PosixWriter):
     ) -> None:
         """Write the option `files` files at once."""
 
-        async def work(numbers: Blocks, own: Meter, calls: _Calls) -> None:
-            for number, _ in numbers:
-                image = images[number]
-                path = os.path.join(target, image.path)
-                with transfer_errors("writing", path):
-                    file = self._create(path, own)
-                    unpublished.append(file)
-                    self._reserve(file, image.size_bytes)
-                    with self._reachable(image, own) as reachable:
-                        await self._write(file, reachable, own, calls)
-                    file.set_size(image.size_bytes)
-                    file.meter = meter  # `own` is absorbed before the file is published
+        async def write(calls: _Calls) -> None:
+            async def work(numbers: Blocks, own: Meter) -> None:
+                for number, _ in numbers:
+                    image = images[number]
+                    path = os.path.join(target, image.path)
+                    with transfer_errors("writing", path):
+                        file = NewFile(path, own)
+                        unpublished.append(file)
+                        self._reserve(file, image.size_bytes)
+                        with self._reachable(image, own) as reachable:
+                            await self._write(file, reachable, own, calls)
+                        file.set_size(image.size_bytes)
+                        file.meter = meter  # `own` is absorbed before the file is published
 
-        numbers = Blocks([(0, len(images))], 1)
-        _run(lambda calls: _in_tasks(self.options.files, numbers, work, meter, calls), meter)
+            await _in_tasks(self.options.files, Blocks([(0, len(images))], 1), work, meter)
+
+        _run(write, meter)
 
     async def _write(self, file: NewFile, image: FileImage, meter: Meter, calls: _Calls) -> None:
         await self._in_blocks(file.part, "r+b", image, [(0, image.size_bytes)], meter, calls)
@@ -126,7 +128,7 @@ class AiofilesWriter(PosixWriter):
     ) -> None:
         """Read (`rb`) or write each block of the ranges; each task has a handle."""
 
-        async def work(blocks: Blocks, own: Meter, calls: _Calls) -> None:
+        async def work(blocks: Blocks, own: Meter) -> None:
             with open(path, mode, buffering=0) as raw:
                 handle = wrap(raw, executor=calls)
                 for start, stop in blocks:
@@ -138,7 +140,7 @@ class AiofilesWriter(PosixWriter):
                         await _move("write", handle, data, start, own)
 
         blocks = Blocks(ranges, self.options.block_size)
-        await _in_tasks(self.options.iodepth, blocks, work, meter, calls)
+        await _in_tasks(self.options.iodepth, blocks, work, meter)
 
 
 async def _read(image: FileImage, handle: Any, start: int, stop: int, meter: Meter) -> None:
@@ -228,17 +230,16 @@ async def _to_its_end(call: Awaitable[_T]) -> _T:
 async def _in_tasks(
     tasks: int,
     blocks: Blocks,
-    work: Callable[[Blocks, Meter, _Calls], Coroutine[Any, Any, None]],
+    work: Callable[[Blocks, Meter], Coroutine[Any, Any, None]],
     meter: Meter,
-    calls: _Calls,
 ) -> None:
-    """Run `work(blocks, meter, calls)` in `tasks` tasks; like `run_workers`, which has threads."""
+    """Run `work(blocks, meter)` in `tasks` tasks; like `run_workers`, which has threads."""
     meters = [Meter() for _ in range(min(tasks, blocks.count))]
     began_s = time.perf_counter()
 
     async def run(own: Meter) -> None:
         try:
-            await work(blocks, own, calls)
+            await work(blocks, own)
         except BaseException:
             blocks.cancel()
             raise

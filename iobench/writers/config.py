@@ -9,6 +9,7 @@ import re
 import tomllib
 import warnings
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -162,11 +163,14 @@ def load_writer(
     """
     config, name, options = _read_text(path_or_name)
     options = {**options, **overrides}
-    place = _trial_target(target, config)
     made = config.make(**options) if config else registry.make(name, **options)
-    if place is not None:
-        _require(made, place, given=target is not None)
+    if target is not None:
+        made.require(target)
     if config and config.tuned:
+        place = config.tuned.target
+        if target is None and ("://" in place or os.path.isdir(place)):
+            with suppress(TargetError):  # it is gone
+                made.require(place)
         _check_machine(config.path, config.tuned)
     return made
 
@@ -248,26 +252,6 @@ def _read(path: Path) -> dict[str, Any]:
         if key not in _KEYS:
             raise UnknownNameError(f"key in {path}", key, _KEYS)
     return document
-
-
-def _trial_target(target: str | Path | None, config: WriterConfig | None) -> str | Path | None:
-    """Return the target to try the writer in, or None."""
-    if target is not None or config is None or config.tuned is None:
-        return target
-    tuned_for = config.tuned.target
-    return tuned_for if "://" in tuned_for or os.path.isdir(tuned_for) else None
-
-
-def _require(writer: Writer, place: str | Path, *, given: bool) -> None:
-    """Raise UnavailableError unless the writer works there.
-
-    A target that comes only from the file may be missing.
-    """
-    try:
-        writer.require(place)
-    except TargetError:
-        if given:
-            raise
 
 
 def _check_machine(path: Path, tuned: Tuned) -> None:

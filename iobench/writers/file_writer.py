@@ -36,7 +36,7 @@ from iobench.writers.direct.background import BackgroundSink, ReserveAhead
 from iobench.writers.direct.engine import BlockingEngine, DirectEngine, RingEngine
 from iobench.writers.direct.file import FileSetting as FileSetting
 from iobench.writers.direct.file import IoPath, PathFile, PathSupport
-from iobench.writers.direct.in_flight import open_ring
+from iobench.writers.direct.in_flight import PyuringRing
 from iobench.writers.image import AnyMemory, Bytes, Extent, FileImage, Ranges
 from iobench.writers.local.direct_file import NO_DIRECT_REMEDY, round_up
 from iobench.writers.local.new_file import (
@@ -96,7 +96,7 @@ class FileWriter(PosixWriter):
             return answer
         meter = Meter()
         try:
-            with self._create(os.path.join(target, "probe"), meter, ProbeFile) as file:
+            with ProbeFile(os.path.join(target, "probe"), meter) as file:
                 self._try(file, meter)
         except UnavailableError as error:
             return Availability(ok=False, reason=error.reason, remedy=error.remedy)
@@ -266,7 +266,7 @@ class FileWriter(PosixWriter):
             for image in images:
                 path = os.path.join(target, image.path)
                 with transfer_errors("writing", path):
-                    file = self._create(path, meter)
+                    file = NewFile(path, meter)
                     unpublished.append(file)
                     self._reserve(file, image.size_bytes)
                     to = opened.enter_context(self._file(file.fd, file.path, writing=True))
@@ -339,7 +339,7 @@ class FileWriter(PosixWriter):
         iodepth = self._how.iodepth
         try:
             with meter.phase("open"):
-                ring = open_ring(iodepth)
+                ring = PyuringRing(iodepth)
         except UnavailableError as error:
             if self._how.only:
                 raise
@@ -363,7 +363,7 @@ class FileWriter(PosixWriter):
     def _ring_refusal(self) -> str:
         """Set up a ring as a test; return why that fails, or an empty text."""
         try:
-            open_ring(self._how.iodepth).close()
+            PyuringRing(self._how.iodepth).close()
         except UnavailableError as error:
             return error.reason.rstrip(".")
         return ""

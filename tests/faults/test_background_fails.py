@@ -88,7 +88,7 @@ def storage(monkeypatch: pytest.MonkeyPatch) -> Iterator[_Storage]:
 
     # The file that is written here has pages in the cache, where that of a real ring has none.
     monkeypatch.setattr(CachedFile, "resident_bytes", lambda *_: 0)
-    monkeypatch.setattr(file_writer, "open_ring", Ring)
+    monkeypatch.setattr(file_writer, "PyuringRing", Ring)
     monkeypatch.setattr(engine, "pwrite_direct", write)
     yield storage
     storage.go_on.set()

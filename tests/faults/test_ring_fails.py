@@ -54,7 +54,7 @@ def meddle(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Callable[[int]
 
     def begin(function: Callable[[int], int]) -> None:
         monkeypatch.setattr(_Meddler, "meddle", staticmethod(function), raising=False)
-        monkeypatch.setattr(file_writer, "open_ring", _Meddler)
+        monkeypatch.setattr(file_writer, "PyuringRing", _Meddler)
 
     return begin
 
@@ -141,7 +141,7 @@ def test_a_ring_that_fails_itself(writer, names, monkeypatch, tmp_path, call, op
     memory: list[object] = []
     with monkeypatch.context() as patch:
         patch.setattr(in_flight, "_lost", memory)
-        patch.setattr(file_writer, "open_ring", Breaking)
+        patch.setattr(file_writer, "PyuringRing", Breaking)
         image = FileImage.of("model", [_DATA]) if operation == "write" else back
         move = writer.write if operation == "write" else writer.read
         with pytest.raises(TransferError) as caught:
@@ -188,7 +188,7 @@ def test_an_interrupt(writer, names, monkeypatch, tmp_path, operation) -> None:
             super().close()
             Interrupting.open_now -= 1
 
-    monkeypatch.setattr(file_writer, "open_ring", Interrupting)
+    monkeypatch.setattr(file_writer, "PyuringRing", Interrupting)
     move = {
         "write": lambda: writer.write(FileImage.of("model", [_DATA]), tmp_path),
         "read": lambda: writer.read(back, tmp_path),

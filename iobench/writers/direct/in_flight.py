@@ -62,6 +62,7 @@ class PyuringRing:
     """
 
     def __init__(self, depth: int) -> None:
+        """Raises UnavailableError with reason and remedy."""
         self._ring = _set_up(depth)
         self._stuck = False  # whether an operation may be queued that the kernel has not taken
         self._broken: BaseException | None = None
@@ -123,14 +124,6 @@ class PyuringRing:
         if self._broken is not None:
             number = getattr(self._broken, "errno", None) or errno.EIO
             raise OSError(number, f"the io_uring has failed: {self._broken}") from self._broken
-
-
-def open_ring(depth: int) -> Ring:
-    """Open a ring for `depth` operations in flight.
-
-    Raises UnavailableError with reason and remedy.
-    """
-    return PyuringRing(depth)
 
 
 def _set_up(depth: int) -> Any:

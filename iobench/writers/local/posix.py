@@ -63,7 +63,7 @@ class PosixWriter(Writer):
     ) -> Transfer:
         meter = Meter()
         path = os.path.join(target, image.path)
-        with transfer_errors("writing", path), self._create(path, meter) as file:
+        with transfer_errors("writing", path), NewFile(path, meter) as file:
             self._fill(file, image, meter)
             if durable:
                 file.sync()
@@ -115,7 +115,7 @@ class PosixWriter(Writer):
         for image in images:
             path = os.path.join(target, image.path)
             with transfer_errors("writing", path):
-                file = self._create(path, meter)
+                file = NewFile(path, meter)
                 unpublished.append(file)
                 self._fill(file, image, meter)
 
@@ -145,7 +145,7 @@ class PosixWriter(Writer):
     def open(self, target: str | Path, size: int | None = None) -> BlockStream:
         meter = Meter()
         with transfer_errors("opening", target):
-            file = self._create(target, meter)
+            file = NewFile(target, meter)
             try:
                 if size:
                     self._reserve(file, size)
@@ -163,9 +163,6 @@ class PosixWriter(Writer):
     def _reachable(self, image: FileImage, meter: Meter) -> AbstractContextManager[FileImage]:
         """Provide `image` for `_send` and `_receive`: by default with all bytes on the host."""
         return staged(image, meter) if image.on_device else contextlib.nullcontext(image)
-
-    def _create(self, path: str | Path, meter: Meter, kind: type[NewFile] = NewFile) -> NewFile:
-        return kind(path, meter)
 
 
 def _abandon(files: Iterable[NewFile]) -> None:

@@ -26,7 +26,7 @@ from iobench.writers.direct.file import (
     PathFile,
     PathPolicy,
 )
-from iobench.writers.direct.in_flight import Ring, open_ring
+from iobench.writers.direct.in_flight import PyuringRing, Ring
 from iobench.writers.hybrid import HybridWriter
 from iobench.writers.image import FileImage
 from iobench.writers.transfer import Transfer
@@ -332,7 +332,7 @@ def test_without_a_ring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, streame
         raise UnavailableError("uring", "io_uring is disabled.", "")
 
     _require_direct(tmp_path)
-    monkeypatch.setattr(file_writer, "open_ring", refuse)
+    monkeypatch.setattr(file_writer, "PyuringRing", refuse)
     data, writer = content(8 * _BLOCK), _writer(paths="direct")
     assert "io_uring is disabled; threads" in writer.available(tmp_path).reason
     moved = _written(writer, data, tmp_path, streamed=streamed)
@@ -353,9 +353,9 @@ def test_a_ring_that_is_refused_later(
         if not left:
             raise UnavailableError("uring", "the kernel refuses a ring.", "")
         left.pop()
-        return open_ring(iodepth)
+        return PyuringRing(iodepth)
 
-    monkeypatch.setattr(file_writer, "open_ring", open_one)
+    monkeypatch.setattr(file_writer, "PyuringRing", open_one)
     data = content(8 * _BLOCK)
     moved = _written(_writer(paths="direct"), data, tmp_path, streamed=streamed)
     assert (tmp_path / "file").read_bytes() == data.tobytes()

@@ -17,7 +17,7 @@ from iobench.environment.uring import IoUring
 from iobench.errors import UnavailableError
 from iobench.testing import Footprint, content
 from iobench.writers.direct import in_flight as module
-from iobench.writers.direct.in_flight import PyuringRing, open_ring
+from iobench.writers.direct.in_flight import PyuringRing
 
 
 class _Ctx:
@@ -143,12 +143,12 @@ def test_a_kernel_without_io_uring(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_pyuring", lambda: Binding)
     monkeypatch.setattr(module, "describe_io_uring", lambda: known)
     with pytest.raises(UnavailableError) as caught:
-        open_ring(4)
+        PyuringRing(4)
     assert caught.value.reason == "io_uring is disabled for everybody."
     assert caught.value.remedy == "As root: sysctl"
     monkeypatch.setattr(module, "describe_io_uring", lambda: IoUring(works=True))
     with pytest.raises(UnavailableError, match="a ring of 4 operations"):
-        open_ring(4)
+        PyuringRing(4)
 
 
 def _require_io_uring() -> None:
@@ -163,11 +163,11 @@ def test_a_real_ring(fd: int) -> None:
     """Writes and reads work; a hundred rings leave no descriptor, mapping or thread."""
     _require_io_uring()
     data, back = content(4096), np.zeros(4096, dtype=np.uint8)
-    open_ring(64).close()
+    PyuringRing(64).close()
     maps = _ring_mappings()
     with Footprint.unchanged():
         for tag in range(100):
-            ring = open_ring(64)
+            ring = PyuringRing(64)
             ring.write(fd, data.ctypes.data, 4096, 4096 * tag, tag)
             assert ring.wait() == (tag, 4096)
             ring.read(fd, back.ctypes.data, 4096, 4096 * tag, tag)
@@ -214,7 +214,7 @@ def test_waiting_lets_other_threads_run() -> None:
     _require_io_uring()
     reading, writing = os.pipe()
     back = np.zeros(1, dtype=np.uint8)
-    ring = open_ring(1)
+    ring = PyuringRing(1)
     try:
         ring.read(reading, back.ctypes.data, 1, 0, 5)
         # Only another thread's Python code ends the wait.
