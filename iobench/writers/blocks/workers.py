@@ -91,30 +91,13 @@ class _Ahead:
         """Yield how much is read before it, and the memory of whole pages, a few at a time."""
         read = 0
         for image, ranges in self._reads:
-            sizes = (stop - start for start, stop in ranges)
-            before = list(itertools.accumulate(sizes, initial=read))
-            yield from self._stretches_of(image, ranges, before)
-            read = before[-1]
-
-    def _stretches_of(
-        self, image: FileImage, ranges: Ranges, before: Sequence[int]
-    ) -> Iterator[tuple[int, Bytes]]:
-        """`before` has, for each range, the bytes that are read before it."""
-        for offset, memory in image.parts():
-            if not isinstance(memory, np.ndarray) or len(memory) < HUGE_PAGE:  # or on a device
-                continue
-            base, length = memory.ctypes.data, len(memory)
-            number = bisect.bisect_right(ranges, offset, key=lambda one: one[1])
-            for start, stop in itertools.islice(ranges, number, None):
-                if start >= offset + length:
-                    break
-                begin, end = max(start - offset, 0), min(stop - offset, length)
-                first = begin + -(base + begin) % self._page
-                last = end - (base + end) % self._page
-                for at in range(first, last, _STRETCH):
-                    due = before[number] + offset + at - start
-                    yield due, memory[at : min(at + _STRETCH, last)]
-                number += 1
+            for memory in itertools.chain.from_iterable(image.pieces(*one) for one in ranges):
+                if isinstance(memory, np.ndarray) and len(memory) >= HUGE_PAGE:  # not on a device
+                    base = memory.ctypes.data
+                    last = len(memory) - (base + len(memory)) % self._page
+                    for at in range(-base % self._page, last, _STRETCH):
+                        yield read + at, memory[at : min(at + _STRETCH, last)]
+                read += len(memory)
 
 
 _T = TypeVar("_T")
