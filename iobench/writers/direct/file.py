@@ -138,10 +138,8 @@ class PathSupport:
         """`writer` is named in errors. `dontcache` is the option `method` of `uncached`."""
         self.writer, self._method = writer, dontcache
         self._no_dontcache: dict[int, str | None] = {}
-        self.direct: set[tuple[int, bool]] = set()
-        """The devices on which direct writes (True) or reads have worked."""
-        self.refusals: dict[tuple[int, str, bool], str] = {}
-        """By device, directory and direction, why direct I/O is not used there."""
+        self.direct: dict[tuple[int, str, bool], str] = {}
+        """By device, directory and direction, why direct I/O is not used there; empty: it is."""
 
     def dontcache(self, fd: int, meter: Meter) -> int:
         """Return RWF_DONTCACHE, or 0 where the file refuses it, which is recorded as a fallback.
@@ -420,28 +418,24 @@ class PathFile:
 
     def _open_direct(self, offset: int) -> str:
         """Open the file with O_DIRECT; return why it goes another way, or an empty text."""
-        works = os.fstat(self._fd).st_dev, self._writing
-        where = works[0], os.path.dirname(self.name), self._writing
-        if refusal := self._support.refusals.get(where, ""):
+        where = os.fstat(self._fd).st_dev, os.path.dirname(self.name), self._writing
+        refusal = self._support.direct.get(where)
+        if refusal:
             return refusal
         try:
             file = self._reopened()
         except UnavailableError as error:
-            self._support.refusals[where] = error.reason.rstrip(".")
-            return self._support.refusals[where]
-        begins_there = not offset % file.alignment.offset
+            refusal = self._support.direct[where] = error.reason.rstrip(".")
+            return refusal
         try:
-            if begins_there and works not in self._support.direct:
-                refusal = self._tried(file, offset)
+            if refusal is None and not offset % file.alignment.offset:
+                refusal = self._support.direct[where] = self._tried(file, offset)
         except BaseException:
             os.close(file.fd)
             raise
         if refusal:
             os.close(file.fd)
-            self._support.refusals[where] = refusal
             return refusal
-        if begins_there:
-            self._support.direct.add(works)
         self._direct = file
         return ""
 
