@@ -5,14 +5,25 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Unpack
 
+from iobench.units import MIB
 from iobench.writers.direct.file import IoPath
 from iobench.writers.file_writer import FileSetting, FileWriter
-from iobench.writers.options import CachedOptions, DirectValues
+from iobench.writers.options import DirectValues, WriterOptions, block_size_option, option
 
 
 @dataclass(frozen=True, kw_only=True)
-class BufferedOptions(CachedOptions):
+class BufferedOptions(WriterOptions):
     """Options of `buffered`."""
+
+    block_size: int = block_size_option(
+        16 * MIB,
+        search=(MIB, 4 * MIB, 16 * MIB, 64 * MIB),
+        help="bytes of one pwritev or preadv",
+    )
+    threads: int = option(
+        1, low=1, high=256, search=(1, 2, 4), help="workers that move blocks concurrently"
+    )
+    fallocate: bool = option(True, search=(True, False), help="reserve the space before writing")
 
 
 class BufferedWriter(FileWriter):

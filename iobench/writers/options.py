@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any, Self, TypedDict, get_type_hints
 
 from iobench.errors import OptionError, UnknownNameError
-from iobench.units import GIB, KIB, MIB, format_size_exact, parse_size
+from iobench.units import GIB, KIB, format_size_exact, parse_size
 
 _TRUE, _FALSE = {"true", "yes", "on", "1"}, {"false", "no", "off", "0"}
 
@@ -154,21 +154,6 @@ class WriterOptions:
     def to_dict(self) -> dict[str, Any]:
         """Return names and plain values (bytes as int). `from_mapping` makes equal options."""
         return dataclasses.asdict(self)
-
-
-@dataclass(frozen=True, kw_only=True)
-class CachedOptions(WriterOptions):
-    """Options of the writers that use the page cache."""
-
-    block_size: int = block_size_option(
-        16 * MIB,
-        search=(MIB, 4 * MIB, 16 * MIB, 64 * MIB),
-        help="bytes of one pwritev or preadv",
-    )
-    threads: int = option(
-        1, low=1, high=256, search=(1, 2, 4), help="workers that move blocks concurrently"
-    )
-    fallocate: bool = option(True, search=(True, False), help="reserve the space before writing")
 
 
 # The options as keywords, for type checkers: `ODirectWriter(thread=2)` raises OptionError, and with

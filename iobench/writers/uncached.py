@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Unpack
 
+from iobench.writers.buffered import BufferedOptions
 from iobench.writers.direct.file import IoPath
 from iobench.writers.file_writer import FileSetting, FileWriter
-from iobench.writers.options import CachedOptions, UncachedValues, option
+from iobench.writers.options import UncachedValues, option
 
 
 @dataclass(frozen=True, kw_only=True)
-class UncachedOptions(CachedOptions):
+class UncachedOptions(BufferedOptions):
     """Options of `uncached`."""
 
     method: str = option(
