@@ -19,7 +19,7 @@ from iobench.writers.blocks import channel
 from iobench.writers.blocks.workers import BlockPool
 from iobench.writers.direct import in_flight as flights
 from iobench.writers.direct.background import BackgroundSink
-from iobench.writers.direct.engine import BlockingEngine, DirectEngine, RingEngine
+from iobench.writers.direct.engine import BlockingEngine, DirectEngine, RingEngine, ignore
 from iobench.writers.direct.in_flight import OnComplete
 from iobench.writers.image import Bytes, Extent
 from iobench.writers.local.direct_file import DirectFile
@@ -44,7 +44,7 @@ class _PathFile:
     def __init__(self, fd: int) -> None:
         self._direct = DirectFile(fd=fd, alignment=DioAlignment(memory=512, offset=512))
 
-    def write(self, part: Extent, engine: DirectEngine, done: OnComplete = module.ignore) -> None:
+    def write(self, part: Extent, engine: DirectEngine, done: OnComplete = ignore) -> None:
         engine.write(self._direct, part, done)
 
     def close(self) -> None:
