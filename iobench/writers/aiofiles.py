@@ -6,11 +6,12 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 from aiofiles.threadpool import wrap
@@ -25,8 +26,6 @@ from iobench.writers.local.posix import PosixWriter
 from iobench.writers.options import AiofilesValues, WriterOptions, option
 from iobench.writers.stream import BlockStream, PlainSink
 from iobench.writers.transfer import Meter
-
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,13 +76,10 @@ class AiofilesWriter(PosixWriter):
         _run(lambda calls: self._in_blocks(path, "rb", image, ranges, meter, calls), meter)
 
     def _stream(self, file: NewFile, meter: Meter, size: int | None) -> BlockStream:  # noqa: ARG002
-        raw = open(file.fd, "r+b", buffering=0, closefd=False)  # noqa: SIM115 -- of the file
+        raw = FileIO(file.fd, "r+b", closefd=False)
 
         def write(views: list[Bytes], offset: int) -> None:
-            _run(
-                lambda calls: _move("write", wrap(raw, executor=calls), views[0], offset, meter),
-                Meter(),
-            )
+            _run(lambda calls: _move(calls, "write", raw, views[0], offset, meter), Meter())
 
         return BlockStream(file, self.name, meter, PlainSink(write, self.options.block_size))
 
@@ -96,7 +92,7 @@ class AiofilesWriter(PosixWriter):
     ) -> None:
         """Write the option `files` files at once."""
 
-        async def write(calls: _Calls) -> None:
+        async def write(calls: ThreadPoolExecutor) -> None:
             async def work(numbers: Blocks, own: Meter) -> None:
                 for number, _ in numbers:
                     image = images[number]
@@ -114,7 +110,9 @@ class AiofilesWriter(PosixWriter):
 
         _run(write, meter)
 
-    async def _write(self, file: NewFile, image: FileImage, meter: Meter, calls: _Calls) -> None:
+    async def _write(
+        self, file: NewFile, image: FileImage, meter: Meter, calls: ThreadPoolExecutor
+    ) -> None:
         await self._in_blocks(file.part, "r+b", image, [(0, image.size_bytes)], meter, calls)
 
     async def _in_blocks(
@@ -124,51 +122,48 @@ class AiofilesWriter(PosixWriter):
         image: FileImage,
         ranges: Ranges,
         meter: Meter,
-        calls: _Calls,
+        calls: ThreadPoolExecutor,
     ) -> None:
         """Read (`rb`) or write each block of the ranges; each task has a handle."""
 
         async def work(blocks: Blocks, own: Meter) -> None:
-            with open(path, mode, buffering=0) as raw:
-                handle = wrap(raw, executor=calls)
+            with FileIO(path, mode) as raw:
                 for start, stop in blocks:
                     if mode == "rb":
-                        await _read(image, handle, start, stop, own)
+                        with image.incoming(start, stop, own) as views:
+                            one = len(views) == 1
+                            block = views[0] if one else np.empty(stop - start, dtype=np.uint8)
+                            await _move(calls, "read", raw, block, start, own)
+                            if not one:
+                                with own.phase("scatter"):
+                                    image.scatter(start, stop, block)
+                        image.filled(start, stop)
                         continue
                     with image.outgoing(start, stop, own) as views:
                         data = views[0] if len(views) == 1 else np.concatenate(views)
-                        await _move("write", handle, data, start, own)
+                        await _move(calls, "write", raw, data, start, own)
 
         blocks = Blocks(ranges, self.options.block_size)
         await _in_tasks(self.options.iodepth, blocks, work, meter)
 
 
-async def _read(image: FileImage, handle: Any, start: int, stop: int, meter: Meter) -> None:
-    with image.incoming(start, stop, meter) as views:
-        block = views[0] if len(views) == 1 else np.empty(stop - start, dtype=np.uint8)
-        await _move("read", handle, block, start, meter)
-        if len(views) > 1:
-            with meter.phase("scatter"):
-                image.scatter(start, stop, block)
-    image.filled(start, stop)
-
-
-async def _move(doing: str, handle: Any, data: Bytes, offset: int, meter: Meter) -> None:
-    """Write or read all of `data` at `offset` of an unbuffered handle."""
-    call = handle.write if doing == "write" else handle.readinto
-    done = calls = 0
+async def _move(
+    calls: ThreadPoolExecutor, doing: str, raw: FileIO, data: Bytes, offset: int, meter: Meter
+) -> None:
+    """Write or read all of `data` at `offset` of an unbuffered file."""
+    name, done, count = "write" if doing == "write" else "readinto", 0, 0
     with meter.operation(doing):
-        await _to_its_end(handle.seek(offset))
+        await _call(calls, raw, "seek", offset)
         while done < len(data):
-            count = await _to_its_end(call(data[done:].data))
-            calls += 1
-            if not count and doing == "read":
+            moved = await _call(calls, raw, name, data[done:].data)
+            count += 1
+            if not moved and doing == "read":
                 raise DataMismatchError(f"the file ended at {offset + done} while being read")
-            done += count
-    meter.count("aiofiles", len(data), calls)
+            done += moved
+    meter.count("aiofiles", len(data), count)
 
 
-def _run(work: Callable[[_Calls], Coroutine[Any, Any, None]], meter: Meter) -> None:
+def _run(work: Callable[[ThreadPoolExecutor], Coroutine[Any, Any, None]], meter: Meter) -> None:
     """Run `work(calls)` in a loop of its own. On return no thread of `calls` is left.
 
     The phase `threads` of `meter` has the time for both. Raises UsageError if this thread runs a
@@ -181,7 +176,10 @@ def _run(work: Callable[[_Calls], Coroutine[Any, Any, None]], meter: Meter) -> N
             "`await asyncio.to_thread(writer.write, image, target)` here"
         )
     began_s = time.perf_counter()
-    with _Calls(thread_name_prefix="iobench-asyncio") as calls, asyncio.Runner() as runner:
+    with (
+        ThreadPoolExecutor(thread_name_prefix="iobench-asyncio") as calls,
+        asyncio.Runner() as runner,
+    ):
         loop_s = time.perf_counter()
         runner.run(work(calls))
         ended_s = time.perf_counter()
@@ -189,33 +187,14 @@ def _run(work: Callable[[_Calls], Coroutine[Any, Any, None]], meter: Meter) -> N
     meter.seconds["threads"] = meter.seconds.get("threads", 0.0) + passed_s
 
 
-class _Calls(ThreadPoolExecutor):
-    """Makes a call itself once the script has ended: executors refuse calls then.
+async def _call(calls: ThreadPoolExecutor, raw: FileIO, name: str, argument: Any) -> int:
+    """Call a method of an unbuffered file through aiofiles, in a thread of `calls`.
 
-    So a save that still runs in the background is finished, block by block.
+    A cancellation is raised only after it has ended: a thread that reads or writes cannot be
+    stopped, and it uses the memory and the descriptor until it returns. Executors refuse calls once
+    the script has ended. The call is made here then, so that a save in the background is finished.
     """
-
-    def submit(self, fn: Callable[..., _T], /, *args: Any, **how: Any) -> Future[_T]:
-        try:
-            return super().submit(fn, *args, **how)
-        except RuntimeError as error:
-            if "cannot schedule new futures" not in str(error):
-                raise
-        future = Future[_T]()
-        try:
-            future.set_result(fn(*args, **how))
-        except Exception as error:  # noqa: BLE001 -- raised by the await
-            future.set_exception(error)
-        return future
-
-
-async def _to_its_end(call: Awaitable[_T]) -> _T:
-    """Await `call`. A cancellation is raised only after it has ended.
-
-    A thread that reads or writes cannot be stopped, and it uses the memory and the descriptor until
-    it returns.
-    """
-    task = asyncio.ensure_future(call)
+    task = asyncio.ensure_future(getattr(wrap(raw, executor=calls), name)(argument))
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
         try:
@@ -224,7 +203,13 @@ async def _to_its_end(call: Awaitable[_T]) -> _T:
             cancelled = error
     if cancelled is not None:
         raise cancelled
-    return task.result()
+    try:
+        count: int = task.result()
+    except RuntimeError as error:
+        if "cannot schedule new futures" not in str(error):
+            raise
+        count = getattr(raw, name)(argument)
+    return count
 
 
 async def _in_tasks(
