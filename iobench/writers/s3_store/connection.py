@@ -41,7 +41,7 @@ class TimeLimit:
         self._sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
         self._stops: weakref.WeakSet[threading.Event] = weakref.WeakSet()
         self._passed = threading.Event()
-        self._until_s, self._lifted = math.inf, False
+        self._until_s = math.inf
 
     @property
     def passed(self) -> bool:
@@ -57,7 +57,7 @@ class TimeLimit:
         """
         timer = threading.Timer(limit_s, self._end)
         timer.name, timer.daemon = THREAD, True
-        self._until_s, self._lifted = time.monotonic() + limit_s, False
+        self._until_s = time.monotonic() + limit_s
         try:
             timer.start()
         except RuntimeError:
@@ -76,8 +76,8 @@ class TimeLimit:
         """Go on without a limit in the `within` that is entered. Return False if it has passed."""
         with self._lock:
             if not self.passed:
-                self._until_s, self._lifted = math.inf, True
-            return self._lifted
+                self._until_s = math.inf
+            return not self.passed
 
     def wait(self, seconds: float, stop: threading.Event | None) -> bool:
         """Wait between two attempts; return True as soon as `stop` is set or the limit passed.
@@ -105,7 +105,7 @@ class TimeLimit:
 
     def _end(self) -> None:
         with self._lock:
-            if self._lifted:
+            if math.isinf(self._until_s):  # it was lifted
                 return
             self._passed.set()
             for sock in self._sockets:

@@ -203,7 +203,7 @@ def explain(error: Exception, doing: str, where: object) -> Exception:
         return _broke(error, kind, doing, where)
     if kind:
         text = without_login(" ".join(str(error).split()))
-        return _transfer_error(errno.EIO, f"{doing}: {kind}: {text}", where)
+        return TransferError(errno.EIO, f"{doing}: {kind}: {text}", str(where))
     return error
 
 
@@ -240,7 +240,7 @@ def _answered(error: Exception, code: str, doing: str, where: object) -> Excepti
             "Expired credentials are the usual cause: get new ones.",
         )
     number = errno.ENOENT if status == 404 else errno.EAGAIN if is_throttling(error) else 0
-    return _transfer_error(number or errno.EIO, f"{doing}: {said}", where)
+    return TransferError(number or errno.EIO, f"{doing}: {said}", str(where))
 
 
 def _broke(error: Exception, kind: str, doing: str, where: object) -> TransferError:
@@ -260,8 +260,4 @@ def _broke(error: Exception, kind: str, doing: str, where: object) -> TransferEr
             "; a file of this machine, not of the bucket: check AWS_WEB_IDENTITY_TOKEN_FILE and "
             "the files that the AWS configuration names"
         )
-    return _transfer_error(number or errno.EIO, f"{doing}: {kind or 'broken'}: {text}", where)
-
-
-def _transfer_error(number: int, text: str, where: object) -> TransferError:
-    return TransferError(number, text, str(where))
+    return TransferError(number or errno.EIO, f"{doing}: {kind or 'broken'}: {text}", str(where))
