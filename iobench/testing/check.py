@@ -65,6 +65,8 @@ class Check:
     run: Callable[[WriterHarness], None]
     needs_storage: bool = True
     """Whether it applies only to writers that store what they write."""
+    needs_directory: bool = False
+    """Whether it looks at files: a target that is not a `Directory` passes it."""
     large: bool = False
     """Whether it moves more than 2 GiB."""
 
@@ -76,6 +78,8 @@ class Check:
         """
         if isinstance(target, str | Path):
             target = Directory(Path(target) / self.name)
+        elif self.needs_directory and not isinstance(target, Directory):
+            return
         with Footprint.unchanged():
             harness = WriterHarness(make_writer, target)
             expect(
@@ -91,14 +95,19 @@ class Check:
 
 
 def check(
-    *, needs_storage: bool = True, large: bool = False
+    *, needs_storage: bool = True, needs_directory: bool = False, large: bool = False
 ) -> Callable[[Callable[[WriterHarness], None]], Check]:
     """Return a decorator that turns a function into a Check; its docstring is the claim."""
 
     def made(run: Callable[[WriterHarness], None]) -> Check:
         claim = " ".join((run.__doc__ or "").split())
         return Check(
-            name=run.__name__, claim=claim, run=run, needs_storage=needs_storage, large=large
+            name=run.__name__,
+            claim=claim,
+            run=run,
+            needs_storage=needs_storage,
+            needs_directory=needs_directory,
+            large=large,
         )
 
     return made

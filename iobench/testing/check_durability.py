@@ -1,7 +1,4 @@
-"""Checks: what a durable write leaves in a directory: synced files, names, owners, permissions.
-
-They look at files, so a target that is not a `Directory` passes them.
-"""
+"""Checks: what a durable write leaves in a directory: synced files, names, owners, permissions."""
 
 from __future__ import annotations
 
@@ -20,14 +17,9 @@ from iobench.errors import TargetError, TransferError
 from iobench.testing.check import check
 from iobench.testing.content import content
 from iobench.testing.harness import WriterHarness, expect, expect_raises
-from iobench.testing.target import Directory
 from iobench.writers.transfer import Fallback
 
 _OTHER_USER, _OTHER_GROUP = 12345, 54321
-
-
-def _directory(harness: WriterHarness) -> Path | None:
-    return Path(harness.test_target.target) if isinstance(harness.test_target, Directory) else None
 
 
 def _stream(harness: WriterHarness, name: str, data: bytes) -> None:
@@ -35,15 +27,13 @@ def _stream(harness: WriterHarness, name: str, data: bytes) -> None:
         stream.write(data)
 
 
-@check()
+@check(needs_directory=True)
 def durable_files_are_synced(harness: WriterHarness) -> None:
     """After a durable write, files are regular, no page is dirty, and the device was flushed.
 
     Where the kernel shows neither dirty pages nor flushes, a warning says that it is NOT PROVED.
     """
-    directory = _directory(harness)
-    if directory is None:
-        return
+    directory = Path(harness.test_target.target)
     monitor = DeviceMonitor(directory)
     instruments = Instruments.probe(directory, monitor)
     size = 3 * harness.block_size + 5
@@ -95,15 +85,13 @@ def _directories_synced(seen: list[tuple[int, list[str]]]) -> Iterator[None]:
         os.fsync = fsync
 
 
-@check()
+@check(needs_directory=True)
 def new_names_are_synced(harness: WriterHarness) -> None:
     """A durable write syncs the directories that gained a name, after they gained it.
 
     The syncs are seen at `os.fsync`. A writer that never calls it passes: it may sync otherwise.
     """
-    directory = _directory(harness)
-    if directory is None:
-        return
+    directory = Path(harness.test_target.target)
     ways: dict[str, Callable[[], object]] = {
         "write": lambda: harness.write(harness.image("write/file", content(5000))),
         "stream": lambda: _stream(harness, "stream/file", b"x"),
@@ -122,12 +110,10 @@ def new_names_are_synced(harness: WriterHarness) -> None:
             expect(synced or not seen, f"{name}: the name {entry} in {parent} was not synced")
 
 
-@check()
+@check(needs_directory=True)
 def replaced_files_keep_owner_and_permissions(harness: WriterHarness) -> None:
     """The new file has the owner, group and permissions of the one that it replaces."""
-    directory = _directory(harness)
-    if directory is None:
-        return
+    directory = Path(harness.test_target.target)
     path = directory / "file"
     for permissions in (0o640, 0o600):
         for how in ("write", "stream"):
@@ -153,12 +139,10 @@ def replaced_files_keep_owner_and_permissions(harness: WriterHarness) -> None:
             path.unlink()
 
 
-@check()
+@check(needs_directory=True)
 def a_name_that_is_a_pipe_or_device(harness: WriterHarness) -> None:
     """Where a pipe or device has the name already, writing raises TargetError and leaves it."""
-    directory = _directory(harness)
-    if directory is None:
-        return
+    directory = Path(harness.test_target.target)
     for path, _ in _special_files(harness, directory):
         before = path.lstat()
         # A pipe without a reader would stop a writer that opens it.
@@ -173,12 +157,10 @@ def a_name_that_is_a_pipe_or_device(harness: WriterHarness) -> None:
         expect((after.st_ino, after.st_mode) == (before.st_ino, before.st_mode), "was replaced")
 
 
-@check()
+@check(needs_directory=True)
 def special_files_are_not_read(harness: WriterHarness) -> None:
     """Where a pipe, socket or device has the name, reading raises TransferError, without a wait."""
-    directory = _directory(harness)
-    if directory is None:
-        return
+    directory = Path(harness.test_target.target)
     for _, kind in _special_files(harness, directory):
         for read in (
             lambda: harness.read(harness.image("special", content(10))),

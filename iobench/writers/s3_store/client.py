@@ -233,13 +233,11 @@ class S3Client:
 
         options = self._options
         # Payloads carry a checksum instead of a signature over every byte; see docs/s3.md.
-        s3: dict[str, Any] = {"payload_signing_enabled": options.checksum == "none" or None}
-        if options.checksum != "none":
-            s3["payload_signing_enabled"] = False
+        s3: dict[str, Any] = {"payload_signing_enabled": options.checksum == "none"}
         if options.addressing_style != "auto":
             s3["addressing_style"] = options.addressing_style
         config = Config(
-            s3={name: value for name, value in s3.items() if value is not None},
+            s3=s3,
             retries={"total_max_attempts": 1, "mode": "standard"},
             max_pool_connections=max(options.max_pool, options.threads),
             connect_timeout=options.connect_timeout_s,
