@@ -88,22 +88,19 @@ _AT_ONCE = 16 * MIB
 
 
 @contextmanager
-def staged(
-    image: FileImage, meter: Meter, copies: DeviceCopies | None = None
-) -> Iterator[FileImage]:
+def staged(image: FileImage, meter: Meter) -> Iterator[FileImage]:
     """Yield an image for a writer that only uses host memory: `image` itself, or a StagedImage.
 
     Enter it in the thread that calls the writer: copies are ordered after the work that this thread
     has queued on the device. On exit, also after an error, no copy is in flight, and all streams of
-    the device see the bytes that were read. Memory that could not be pinned is a fallback. With
-    `copies`, copies are ordered after the work of the thread that made these.
+    the device see the bytes that were read. Memory that could not be pinned is a fallback.
     """
     if not image.on_device:
         yield image
         return
     devices = image.devices()
     unpinned: dict[str, None] = {}
-    with copies or DeviceCopies(devices) as streams:
+    with DeviceCopies(devices) as streams:
         yield StagedImage(image, _copies=streams, _device=devices[0], _unpinned=unpinned)
     for reason in unpinned:
         meter.fell_back("pinned memory", "pageable memory", reason)
