@@ -6,14 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from iobench.bench.judging.floors import Floor, floors_beside
-from iobench.bench.judging.verdict import (
-    WRONG_BYTES,
-    Context,
-    VerdictStatus,
-    has_wrong_bytes,
-    judge,
-    with_verification,
-)
+from iobench.bench.judging.verdict import WRONG_BYTES, VerdictStatus, has_wrong_bytes, judged
 from iobench.claims.claims import Answer, Claim, ClaimFinding, Side, Study
 from iobench.errors import ResultFileError
 from iobench.results import Operation, ResultFile, TrainBlock
@@ -216,15 +209,14 @@ def _valid(result: ResultFile, writer: str, operation: str) -> dict[int, float]:
         raise ResultFileError(
             f"{result.path} is of {len(targets)} targets; a claim is judged by a record of one"
         )
-    context = Context.of(result.run)
-    samples = [
-        sample
-        for sample in with_verification(result.samples, context)
+    found = [
+        (sample, verdict)
+        for sample, verdict in judged(result)
         if (sample.writer, sample.operation) == (writer, operation)
     ]
-    _check_one_setting(result, f"{operation}s of {writer}", [one.setting for one in samples])
+    _check_one_setting(result, f"{operation}s of {writer}", [one.setting for one, _ in found])
     failed = [one.why for one in result.failures if one.setting.writer == writer]
-    if has_wrong_bytes(samples):
+    if has_wrong_bytes(sample for sample, _ in found):
         failed.append(WRONG_BYTES)
     if failed:
         raise ResultFileError(
@@ -233,6 +225,6 @@ def _valid(result: ResultFile, writer: str, operation: str) -> dict[int, float]:
         )
     return {
         sample.repetition: sample.elapsed_s
-        for sample in samples
-        if judge(sample, context).status is not VerdictStatus.INVALID
+        for sample, verdict in found
+        if verdict.status is not VerdictStatus.INVALID
     }

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from iobench.bench.judging.verdict import (
-    WRONG_BYTES,
-    Context,
-    VerdictStatus,
-    has_wrong_bytes,
-    judge,
-    with_verification,
-)
+from iobench.bench.judging.verdict import WRONG_BYTES, VerdictStatus, has_wrong_bytes, judged
 from iobench.errors import ResultFileError
 from iobench.goodput.goodput import Costs
 from iobench.results import Failure, ResultFile, Sample, Setting, contender_of
@@ -90,8 +84,11 @@ def from_results(
         if one.failed:
             notes.append(f"{name} is not planned for: {one.failed[0]}")
             continue
-        notes += _invalid(one, name)
-        notes += _partial(one, name)
+        for text, count in Counter(one.invalid).items():
+            notes.append(f"{name}: {count_of(count, 'invalid sample')} left out: {text}")
+        for part, count in Counter(one.partial).items():
+            left = f"{name}: {count_of(count, 'restore')} of {part} left out"
+            notes.append(f"{left}: a job restores all tensors")
         save, restore = one.seconds["save"], one.seconds["restore"]
         if not save or not restore:
             missing = " and ".join(what for what, times in one.seconds.items() if not times)
@@ -112,7 +109,8 @@ def from_results(
             )
     if not found:
         raise _nothing(result, "; ".join(notes))
-    return sorted(found, key=_by_save_time), notes
+    found.sort(key=lambda one: (one.mode == "async", one.costs.blocking_s + one.costs.persist_s))
+    return found, notes
 
 
 def _nothing(result: ResultFile, why: str) -> ResultFileError:
@@ -134,21 +132,15 @@ def _costs(save_s: float, restore_s: float, blocking_s: float | None) -> Costs:
     return Costs(blocking_s=blocking_s, persist_s=save_s, restore_s=restore_s)
 
 
-def _by_save_time(one: SavingMethod) -> tuple[bool, float]:
-    return one.costs.asynchronous, one.costs.blocking_s + one.costs.persist_s
-
-
 def _measured(result: ResultFile, size: int) -> list[_Measured]:
-    context = Context.of(result.run)
     groups: dict[str, _Measured] = {}
-    for sample in with_verification(result.samples, context):
+    for sample, verdict in judged(result):
         one = groups.setdefault(contender_of(sample), _nothing_yet(sample))
         if has_wrong_bytes([sample]):
             one.failed.append(WRONG_BYTES)
         if (part := sample.axes.restore_as) is not None:
             one.partial.append(part)
             continue
-        verdict = judge(sample, context)
         if verdict.status is VerdictStatus.INVALID:
             one.invalid.append(verdict.reasons[0].text)
             continue
@@ -161,18 +153,6 @@ def _measured(result: ResultFile, size: int) -> list[_Measured]:
 
 def _nothing_yet(record: Sample | Failure) -> _Measured:
     return _Measured(setting=record.setting.at(restore_as=None))
-
-
-def _invalid(one: _Measured, name: str) -> Iterator[str]:
-    for text in dict.fromkeys(one.invalid):
-        count = one.invalid.count(text)
-        yield f"{name}: {count_of(count, 'invalid sample')} left out: {text}"
-
-
-def _partial(one: _Measured, name: str) -> Iterator[str]:
-    for what in dict.fromkeys(one.partial):
-        count = one.partial.count(what)
-        yield f"{name}: {count_of(count, 'restore')} of {what} left out: a job restores all tensors"
 
 
 def _size_notes(result: ResultFile, size: int) -> Iterator[str]:

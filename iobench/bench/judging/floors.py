@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from iobench.bench.judging.verdict import Context, VerdictStatus, judge, with_verification
+from iobench.bench.judging.verdict import VerdictStatus, judged
 from iobench.environment import Machine, Storage
 from iobench.errors import ResultFileError
 from iobench.results import Operation, ResultFile, Run, Sample, read
@@ -155,13 +155,11 @@ class NearFloors:
         result = self._read[path]
         if result is None:
             return None
-        context = Context.of(result.run)
         return Floor.of(
             one
-            for one in with_verification(result.samples, context)
-            if kind_of(one) == kind
-            and one.axes.target == target
-            and judge(one, context).status is not VerdictStatus.INVALID
+            for one, verdict in judged(result)
+            if (kind_of(one), one.axes.target) == (kind, target)
+            and verdict.status is not VerdictStatus.INVALID
         )
 
 

@@ -18,6 +18,7 @@ from iobench.environment import Storage
 from iobench.peers import PREFIX
 from iobench.results.identity import contender_of
 from iobench.results.records import DeviceCounts, Run, Sample, VariantFacts
+from iobench.results.result_file import ResultFile
 from iobench.units import KIB, MIB, format_seconds, format_size
 
 RESIDENT_LIMIT = 0.01  # with a larger part of a file in the page cache, a restore is not cold
@@ -153,6 +154,12 @@ def judge(sample: Sample, context: Context) -> Verdict:
         status=VerdictStatus.INVALID if invalid else status,
         reasons=(*invalid, *unproved, *_noted(sample, context)),
     )
+
+
+def judged(result: ResultFile) -> list[tuple[Sample, Verdict]]:
+    """Return every sample of a run, saves with their proof, and its verdict."""
+    context = Context.of(result.run)
+    return [(one, judge(one, context)) for one in with_verification(result.samples, context)]
 
 
 def has_wrong_bytes(samples: Iterable[Sample]) -> bool:

@@ -92,7 +92,9 @@ def test_invalid_samples_are_left_out(example: ResultFile) -> None:
 def all_valid(monkeypatch: pytest.MonkeyPatch) -> None:
     """Samples of sizes and axes that the recorded run does not announce count too."""
     verdict = Verdict(status=VerdictStatus.VALID, reasons=())
-    monkeypatch.setattr(measured, "judge", lambda *_: verdict)
+    monkeypatch.setattr(
+        measured, "judged", lambda result: [(one, verdict) for one in result.samples]
+    )
 
 
 def test_a_writer_that_does_not_count_is_not_planned_for(example: ResultFile) -> None:
