@@ -47,6 +47,19 @@ _Settled = AbstractContextManager[object]
 T = TypeVar("T")
 
 
+@dataclass(kw_only=True)
+class _Timed:
+    """One operation of all jobs, and what was seen right after it."""
+
+    done: list[Done]
+    counted: Counted
+    started: str
+    memory: MemoryUse | None = None
+    commit_s: float = 0.0
+    stored: Stored | None = None
+    restores: Restores | None = None
+
+
 @dataclass(frozen=True, kw_only=True)
 class Trial:
     """One variant at one position of one repetition.
@@ -96,20 +109,13 @@ class Trial:
             )
             if self.among:
                 self._ask(partial(Job.keep, shape=self.shape, name=self._name))
-        (sample, counted), restores = self._beside(self._timed_save)
-        if sample is None or restores is None:
-            return sample
-        return replace(
-            sample, background_restores=restores.during(counted.began_s, counted.elapsed_s)
-        )
+        timed = self._beside(self._timed_save)
+        return self._sample("save", timed) if self.variant.contender.saves else None
 
-    def _timed_save(self) -> tuple[Sample | None, Counted]:
+    def _timed_save(self) -> _Timed:
         contender = self.variant.contender
         if not contender.stores:
-            done, counters, started = self._timed(Job.save, self._checkpoint)
-            counted = self._counted(counters, done)
-            sample = self._sample("save", done, counted, started, memory=self._memory("save"))
-            return sample, counted
+            return self._ended("save", *self._timed(Job.save, self._checkpoint))
         with self.target.scratch.staged(self._name) as staged:
             done, counters, started = self._timed(Job.save, staged.directory)
             # Before the commit, which flushes the device again; the clock stops for it.
@@ -118,30 +124,21 @@ class Trial:
             text = manifest(self.repetition, contender, self._stored(done))
             staged.publish(map(str.encode, text))
             commit_s = counters.elapsed_s() - written_s
-        counted = self._counted(counters, done)
-        memory = self._memory("save")
-        if not contender.saves:
-            return None, counted
-        self._saved[:] = done
-        stored = self._inspect(flushes)
-        sample = self._sample(
-            "save",
-            done,
-            counted,
-            started,
-            commit_s=commit_s,
-            stored=stored,
-            memory=memory,
-        )
-        return sample, counted
+        timed = self._ended("save", done, counters, started)
+        timed.commit_s = commit_s
+        if contender.saves:
+            self._saved[:] = done
+            timed.stored = self._inspect(flushes)
+        return timed
 
-    def _beside(self, timed: Callable[[], T]) -> tuple[T, Restores | None]:
-        """Return the result of an operation, and what was restored in the background of it."""
+    def _beside(self, timed: Callable[[], _Timed]) -> _Timed:
+        """Return an operation, with what was restored in the background of it."""
         if self.background is None:
-            return timed(), None
+            return timed()
         with self.background.restoring(self.contender, self.shape) as restores:
             result = timed()
-        return result, restores
+        result.restores = restores
+        return result
 
     def restore(
         self, subset: float | None = None, settled: _Settled | None = None
@@ -159,30 +156,15 @@ class Trial:
                 self._ask(partial(Job.recall, shape=self.shape, name=self._name))
         self.executor.hand_over(self.shape)
         cold = self.executor.make_cold(self.target, self._name, ref)
-        (done, counted, started, memory), restores = self._beside(self._timed_restore)
+        timed = self._beside(self._timed_restore)
         verified = _sum(self._ask(partial(Job.verify, ref=ref)))
-        sample = self._sample(
-            "restore",
-            done,
-            counted,
-            started,
-            cold=cold,
-            verified=verified,
-            memory=memory,
-            stored=self.target.inspect(self._name, self._files(), self._changes),
-            subset=subset,
-        )
-        if restores is None:
-            return sample
-        return replace(
-            sample, background_restores=restores.during(counted.began_s, counted.elapsed_s)
-        )
+        timed.stored = self.target.inspect(self._name, self._files(), self._changes)
+        return self._sample("restore", timed, cold=cold, verified=verified, subset=subset)
 
-    def _timed_restore(self) -> tuple[list[Done], Counted, str, MemoryUse]:
+    def _timed_restore(self) -> _Timed:
         done, counters, started = self._timed(Job.restore, self._checkpoint)
         # Other processes report their end through a socket, which takes time after the last one.
-        counted = self._counted(counters, done, max(one.at_s for one in done))
-        return done, counted, started, self._memory("restore")
+        return self._ended("restore", done, counters, started, max(one.at_s for one in done))
 
     def saved_by(
         self, transfer: Transfer, counted: Counted, started: str, stored: Stored | None
@@ -190,7 +172,8 @@ class Trial:
         """Return the sample of saves that the caller made and counted, to judge them."""
         at_s = counted.began_s + counted.elapsed_s
         done = Done(transfer=transfer, at_s=at_s, notes=())
-        return self._sample("save", [done], counted, started, stored=stored)
+        timed = _Timed(done=[done], counted=counted, started=started, stored=stored)
+        return self._sample("save", timed)
 
     def failure(
         self, operation: Operation, error: Exception, subset: float | None = None
@@ -233,12 +216,19 @@ class Trial:
         done = self.executor.ask(self.variant.numjobs, command, release)
         return done, *began[0]
 
-    def _counted(
-        self, counters: Counters, done: Sequence[Done], ended_s: float | None = None
-    ) -> Counted:
+    def _ended(
+        self,
+        operation: Operation,
+        done: list[Done],
+        counters: Counters,
+        started: str,
+        ended_s: float | None = None,
+    ) -> _Timed:
         """Stop `counters`, at `ended_s` if that was before, and add what all processes counted."""
         usages = [one.usage for one in done if one.usage is not None]
-        return self.executor.counted(counters.stop(usages, ended_s))
+        counted = self.executor.counted(counters.stop(usages, ended_s))
+        memory = self._memory(operation)
+        return _Timed(done=done, counted=counted, started=started, memory=memory)
 
     @property
     def _name(self) -> str:
@@ -307,22 +297,17 @@ class Trial:
     def _sample(
         self,
         operation: Operation,
-        done: Sequence[Done],
-        counted: Counted,
-        started: str,
+        timed: _Timed,
         *,
-        commit_s: float = 0.0,
         cold: Cold | None = None,
         verified: Verified | None = None,
-        stored: Stored | None = None,
-        memory: MemoryUse | None = None,
         subset: float | None = None,
     ) -> Sample:
-        contender = self.variant.contender
+        contender, done, counted = self.variant.contender, timed.done, timed.counted
         total = Transfer.concurrent([one.transfer for one in done])
         phases, paths, odd = _recordable(total)
-        if commit_s:
-            phases["commit"] = phases.get("commit", 0.0) + commit_s
+        if timed.commit_s:
+            phases["commit"] = phases.get("commit", 0.0) + timed.commit_s
         several = done if len(done) > 1 else ()
         jobs_done_s = tuple(one.at_s - counted.began_s for one in several)
         busy_s = [s for s, one in zip(jobs_done_s, several, strict=True) if one.transfer.bytes]
@@ -349,14 +334,17 @@ class Trial:
             latencies=total.latencies,
             cpu_s=counted.cpu_s,
             system_cpu_s=counted.system_cpu_s,
-            memory=memory,
+            memory=timed.memory,
             cold=cold,
             device=device,
             verified=verified,
-            stored=stored,
+            stored=timed.stored,
             durable=total.durable,
             stores=contender.stores,
             interference=counted.interference,
+            background_restores=timed.restores.during(counted.began_s, counted.elapsed_s)
+            if timed.restores
+            else None,
             series=make_series(operation, counted, None if contender.is_peer else total.completed),
             notes=tuple(dict.fromkeys(note for one in done for note in one.notes))
             + odd
@@ -364,7 +352,7 @@ class Trial:
             + (self.target.notes if operation == "restore" else ())
             + (_SHARED if operation == "restore" and self.variant.replicas else ())
             + self.executor.notes(operation, done, device),
-            started_at=started,
+            started_at=timed.started,
         )
 
 

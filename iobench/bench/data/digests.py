@@ -36,6 +36,8 @@ class RestoredFile:
 
     image: FileImage
     payload: Sequence[Bytes]
+    writer: Writer
+    directory: str | Path
 
     @classmethod
     def open(
@@ -69,15 +71,13 @@ class RestoredFile:
             image = FileImage.of(path, [allocate(len(memory)) for memory in payload])
         if next(filled, None) is not None:
             raise other
-        return cls(image=image, payload=payload)
+        return cls(image=image, payload=payload, writer=writer, directory=directory)
 
     @cached_property
     def _offsets(self) -> dict[int, int]:
         return {id(segment.memory): segment.offset for segment in self.image.segments}
 
-    def read_again(
-        self, tensor: int, step_bytes: int, writer: Writer, directory: str | Path
-    ) -> Iterator[Bytes]:
+    def read_again(self, tensor: int, step_bytes: int) -> Iterator[Bytes]:
         """Yield one tensor's bytes in parts of at most `step_bytes`; read each just before."""
         memory = self.payload[tensor]
         offset = self._offsets.get(id(memory), 0)
@@ -87,7 +87,7 @@ class RestoredFile:
             # The memory may hold the right bytes already, from another window of the same part of
             # the pool. Inverted bytes are wrong unless the read replaces them.
             np.invert(memory[begin:end], out=memory[begin:end])
-            writer.read(self.image, directory, start=offset + begin, stop=offset + end)
+            self.writer.read(self.image, self.directory, start=offset + begin, stop=offset + end)
             yield memory[begin:end]
 
 
@@ -132,13 +132,7 @@ class Digests:
         self._expected = every.pop("")
         self._of_cuts = every
 
-    def compare_files(
-        self,
-        wanted: States,
-        reopen: Callable[[int], RestoredFile],
-        writer: Writer,
-        directory: str | Path,
-    ) -> Verified:
+    def compare_files(self, wanted: States, reopen: Callable[[int], RestoredFile]) -> Verified:
         """Compare the tensors of `wanted` that were read into the pool.
 
         Tensors that are still in memory are compared there. Where the pool is smaller than the
@@ -164,9 +158,8 @@ class Digests:
                 opened = reopen(file) if gone else None
                 for number in gone:
                     assert opened is not None
-                    parts = opened.read_again(
-                        number - placement.tensors(file).start, pool_bytes, writer, directory
-                    )
+                    first = placement.tensors(file).start
+                    parts = opened.read_again(number - first, pool_bytes)
                     wrong += self._digest(parts) != self._expected[number]
         return Verified(tensors=tensors, bytes=size, mismatches=wrong)
 

@@ -348,11 +348,8 @@ class Replay:
 
     def verify(self, writer: Writer, directory: str | Path) -> Verified:
         """Compare every tensor with what was saved, after `restore`; see `Digests`."""
-
-        def reopen(number: int) -> RestoredFile:
-            return self._open(number, writer, directory)
-
-        verified = self._digests.compare_files(self.wanted, reopen, writer, directory)
+        reopen = partial(self._open, writer=writer, directory=directory)
+        verified = self._digests.compare_files(self.wanted, reopen)
         self._pool.intact = not verified.mismatches
         return verified
 
