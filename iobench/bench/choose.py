@@ -32,7 +32,7 @@ def choose(text: str, *targets: Location) -> tuple[list[Contender], list[str]]:
     """
     parts = [part.strip() for part in text.split(",")]
     if _ALL not in parts:
-        return _on_equal_terms(_distinct(text)), []
+        return on_equal_terms(_distinct(text)), []
     if any(before == _ALL and "=" in part for before, part in pairwise(parts)):
         raise UsageError(f"--writer {text!r}: all takes no options; name the writer")
     named = ",".join(part for part in parts if part != _ALL)
@@ -56,7 +56,7 @@ def choose(text: str, *targets: Location) -> tuple[list[Contender], list[str]]:
             continue
         why = (error for error in refused.values() if not isinstance(error, UsageError))
         left_out += list(dict.fromkeys(map(str, why)))  # empty if no target is of its kind
-    return _on_equal_terms(chosen), left_out
+    return on_equal_terms(chosen), left_out
 
 
 def refusals(one: Contender, targets: Sequence[Location]) -> dict[Location, IobenchError]:
@@ -89,13 +89,13 @@ def find_baseline(
     raise UnknownNameError("baseline", text, [one.label for one in chosen])
 
 
-def _on_equal_terms(chosen: list[Contender]) -> list[Contender]:
+def on_equal_terms(chosen: Iterable[Contender]) -> list[Contender]:
     """Make our writers restore into new memory if peers take part: peers return new tensors."""
-    if not any(one.is_peer for one in chosen):
-        return chosen
+    found = list(chosen)
+    fresh = any(one.is_peer for one in found)
     return [
-        WriterContender(one.writer, fresh=True) if isinstance(one, WriterContender) else one
-        for one in chosen
+        WriterContender(one.writer, fresh=fresh) if isinstance(one, WriterContender) else one
+        for one in found
     ]
 
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from operator import attrgetter
 
 from iobench.bench.axes import Axes
-from iobench.bench.choose import choose, find_baseline, targets_of
-from iobench.bench.contenders.base import Contender, WriterContender
+from iobench.bench.choose import choose, find_baseline, on_equal_terms, targets_of
+from iobench.bench.contenders.base import Contender
 from iobench.bench.data.replay import Replay
 from iobench.bench.data.subset import ranks_of, share_of
 from iobench.bench.fio import JOBS
@@ -169,7 +169,7 @@ def make_plan(
     several = len(locations) > 1
     often = Repeat(times=repeat) if isinstance(repeat, int) else repeat
     asked, left_out = _chosen(writers, locations, often)
-    chosen = _taking_part(axes, asked)
+    chosen = on_equal_terms(one for one in asked if axes.takes(one))
     if not chosen:
         raise _nothing(axes, asked)
     targets, absent = targets_of(locations, chosen)
@@ -216,14 +216,6 @@ def _chosen(
     if not chosen:
         raise UsageError(f"nothing to measure: {'; '.join(left_out)}")
     return chosen, left_out
-
-
-def _taking_part(axes: Axes, asked: Sequence[Contender]) -> list[Contender]:
-    chosen = [one for one in asked if axes.takes(one)]
-    if not axes.replicas or any(one.is_peer for one in chosen):
-        return chosen
-    # No peers, next to which our writers would restore into new memory.
-    return [WriterContender(one.writer) for one in chosen if isinstance(one, WriterContender)]
 
 
 def _nothing(axes: Axes, asked: Sequence[Contender]) -> UsageError:

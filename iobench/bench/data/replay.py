@@ -17,13 +17,12 @@ from iobench.bench.data.pool import RandomPool, Windows
 from iobench.bench.data.sliced_files import SliceImage
 from iobench.bench.data.states import (
     States,
-    TensorDict,
     WindowPlacement,
     flat,
     nested,
     payload_sizes,
 )
-from iobench.bench.data.subset import choose, cut_of, ranges_of, ranks_of, read_some
+from iobench.bench.data.subset import choose, cut_of, ranges_of, ranks_of
 from iobench.checkpoint.piece_reader import PieceReader
 from iobench.checkpoint.sharded import ShardedLoad
 from iobench.errors import UsageError
@@ -292,8 +291,8 @@ class Replay:
         began = time.perf_counter()
         restored = self._open(number, writer, directory)
         parse_s = time.perf_counter() - began
-        some = self.wanted[number].values()
-        transfer = read_some(restored.image, some, writer, directory)
+        some = self._wanted_of(number, restored.image)
+        transfer = writer.read_ranges(restored.image, directory, some)
         return replace(transfer, phases_s={"parse": parse_s, **transfer.phases_s})
 
     def _open(self, number: int, writer: Writer, directory: str | Path) -> RestoredFile:
@@ -322,14 +321,14 @@ class Replay:
             found, image = self._allocate(number, writer, directory)
             found = dict(flat(found))
             some = [found[name] for name in self.wanted[number]]
-            transfer = read_some(image, some, writer, directory)
+            transfer = writer.read_ranges(image, directory, ranges_of(image, some))
         elif file_format == "safetensors":
             found, transfer = safetensors.load(path, directory, writer)
         elif file_format == "torch":
             found, transfer = torch_file.load(path, directory, writer)
         else:
-            found = _like(self.states[number])
-            transfer = writer.read(FileImage.of(path, found.values()), directory)
+            found, image = self._allocate(number, writer, directory)
+            transfer = writer.read(image, directory)
         loaded.append(found)
         parse_s = time.perf_counter() - began - transfer.elapsed_s
         return replace(transfer, phases_s={"parse": parse_s, **transfer.phases_s})
@@ -343,7 +342,7 @@ class Replay:
             return safetensors.prepare(path, directory, writer)
         if file_format == "torch":
             return torch_file.prepare(path, directory, writer)
-        found = _like(self.states[number])
+        found = {name: torch.empty_like(one) for name, one in self.states[number].items()}
         return found, FileImage.of(path, found.values())
 
     def verify(self, writer: Writer, directory: str | Path) -> Verified:
@@ -386,7 +385,3 @@ class Replay:
     def _stream(self, number: int, writer: Writer, directory: str | Path) -> Transfer:
         state, path = nested(self.states[number]), self.files[number].path
         return torch_file.save(state, path, directory, writer, sync_directory=False)
-
-
-def _like(state: TensorDict) -> TensorDict:
-    return {name: torch.empty_like(tensor) for name, tensor in state.items()}

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,9 +15,7 @@ import torch
 
 from iobench.errors import OptionError
 from iobench.workloads.specs import TensorSpec
-from iobench.writers.base import Writer
 from iobench.writers.image import FileImage, Segment
-from iobench.writers.transfer import Transfer
 
 _SAME = "same"
 _KIND, _TP = "subset", "tp"
@@ -83,13 +80,6 @@ def choose(sizes: Sequence[int], part: float, seed: int) -> bytearray:
         chosen[position] = 1
         size += sizes[position]
     return chosen
-
-
-def read_some(
-    image: FileImage, tensors: Iterable[torch.Tensor], writer: Writer, directory: str | Path
-) -> Transfer:
-    """Fill only `tensors`, which are parts of the image's memory."""
-    return writer.read_ranges(image, directory, ranges_of(image, tensors))
 
 
 def ranges_of(image: FileImage, tensors: Iterable[torch.Tensor]) -> list[tuple[int, int]]:
