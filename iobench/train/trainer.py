@@ -18,7 +18,7 @@ from iobench.errors import OptionError
 class Trainer:
     """Trains a Gpt of about `params` parameters with AdamW on `device`.
 
-    The batch of a step depends only on `seed` and the step, so a resumed run has the same batches.
+    The batch of a step depends only on the step, so a resumed run has the same batches.
     `ballast_bytes` are added to the state, to give it the size of another model's. A step changes
     all of them (see `change_in_parts`). Steps compute in `threads` threads; None for torch's own
     number.
@@ -28,21 +28,19 @@ class Trainer:
         self,
         params: int,
         *,
-        seed: int = 0,
-        batch: int = 8,
         device: str = "cpu",
         ballast_bytes: int = 0,
         threads: int | None = None,
     ) -> None:
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+            torch.manual_seed(0)
             self.model = Gpt.of_size(params).to(device)
         self._initial = copy.deepcopy(self.model.state_dict())
         self.optimizer = self._new_optimizer()
         self._threads = threads
-        self._seed, self._batch, self._device = seed, batch, device
+        self._device = device
         self._ballast = torch.zeros(ballast_bytes, dtype=torch.uint8, device=device)
-        self._ballast.random_(generator=torch.Generator(device).manual_seed(seed))
+        self._ballast.random_(generator=torch.Generator(device).manual_seed(0))
         self._parts: tuple[torch.Tensor, ...] = (self._ballast,)
         self.steps_done = 0
         self.update_s = 0.0
@@ -107,14 +105,15 @@ class Trainer:
         return torch.optim.AdamW(self.model.parameters(), lr=1e-3)
 
     def _tokens(self) -> torch.Tensor:
-        generator = torch.Generator().manual_seed(self._seed * 1_000_003 + self.steps_done)
-        shape = (self._batch, CONTEXT + 1)
+        generator = torch.Generator().manual_seed(self.steps_done)
+        shape = (_BATCH, CONTEXT + 1)
         # A random walk gives the model something to learn: each token is near the one before it.
         walk = torch.randint(-2, 3, shape, generator=generator).cumsum(dim=1)
         return (walk % VOCABULARY).to(self._device)
 
 
 VOCABULARY = 256  # bytes
+_BATCH = 8
 CONTEXT = 64  # tokens
 _HEAD = 16  # width of an attention head
 _SMALLEST = 100_000
