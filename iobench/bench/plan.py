@@ -27,12 +27,11 @@ DEFAULT_SECONDS = 90.0
 """How long a run may take when its size was not chosen."""
 LEAST_POOL = 16 * MIB
 """Of each process."""
-POOL_SHARE = 0.5
-"""The part of the available memory that the data of a run take, unless more is asked for."""
 READER_POOL = 256 * MIB
 """Of a background process: its restores fill the same memory again."""
 
 _PROCESS_BYTES = 256 * MIB  # of a job in a child process: torch and the writers' blocks
+_POOL_SHARE = 0.5  # of the available memory, for the data of a run
 _UNKNOWN_MEMORY = 2 * GIB  # available where the kernel does not report it
 _ALIKE = 0.9  # of the bytes of the largest rank; each rank must write at least this part
 
@@ -55,8 +54,6 @@ class Plan:
     contenders: tuple[Contender, ...]
     targets: tuple[Target, ...]
     repeat: Repeat
-    asked_pool_bytes: int | None = None
-    """The `pool_bytes` that was asked for; None for the default."""
     ceiling: bool
     seed: int
     aa: bool = False
@@ -159,7 +156,7 @@ class Plan:
     @property
     def _local_bytes(self) -> int:
         """Bytes of one checkpoint of the processes of one machine, as far as they are known."""
-        return self.bytes_of(self.axes.most_jobs if self.world is None else self.world.local)
+        return self.bytes_of(self._local_jobs)
 
     @property
     def _local_jobs(self) -> int:
@@ -169,14 +166,12 @@ class Plan:
     def pool_bytes(self) -> int:
         """Memory that stands in for all tensors, of all processes of one machine together.
 
-        By default the bytes of one checkpoint, so that no byte repeats, up to half of the memory
-        that is available. Peers restore into new memory: its bytes are left free too.
+        The bytes of one checkpoint, so that no byte repeats, up to half of the memory that is
+        available. Peers restore into new memory: its bytes are left free too.
         """
-        if self.asked_pool_bytes is not None:
-            return self.asked_pool_bytes
         jobs, available = self._local_jobs, available_bytes() or _UNKNOWN_MEMORY
         largest = max(size_of(shapes[0]) for shapes in self.files_of_jobs)
-        most = available * POOL_SHARE
+        most = available * _POOL_SHARE
         if self.beside_peers:
             most = min(most, available - self._local_bytes)
         # With room for the gaps between windows; `Replay.pool_for` takes no more than they need.

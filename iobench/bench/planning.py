@@ -138,7 +138,6 @@ def make_plan(
     repeat: int | Repeat = 5,
     aa: bool = False,
     rank: int = 0,
-    pool_bytes: int | None = None,
     ceiling: bool = True,
     seed: int | None = None,
     baseline: str | None = None,
@@ -151,9 +150,9 @@ def make_plan(
     `target` is one location, or several that are compared. A writer takes part where it works.
     Without `size` the workload is scaled to fit in the target and in about 90 seconds. Short
     probes of each writer give the rates for that. With a `world`, the ranks of a launcher take
-    part, each with the files of its rank. `pool_bytes` is the memory for data, if it shall not be
-    the default. `rules` set the number of repetitions, and the size to all of the workload unless
-    one is given; fio does not run between. Raises UsageError, its subclasses, and UnavailableError.
+    part, each with the files of its rank. `rules` set the number of repetitions, and the size to
+    all of the workload unless one is given; fio does not run between. Raises UsageError, its
+    subclasses, and UnavailableError.
     """
     if rules is not None:
         size, repeat, ceiling = size or _FULL, rules.times, False
@@ -185,7 +184,6 @@ def make_plan(
         targets=targets,
         repeat=often,
         aa=aa,
-        asked_pool_bytes=pool_bytes,
         ceiling=ceiling and not often.is_sustained,
         seed=secrets.randbits(32) if seed is None else seed,
         given=os.path.abspath(workload) if is_path(workload) and not is_s3(workload) else workload,

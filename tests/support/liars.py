@@ -26,7 +26,7 @@ from iobench.bench.plan import Plan
 from iobench.bench.runner import Runner
 from iobench.bench.targets.directory import DirectoryTarget
 from iobench.results import CeilingSample, Failure, ResultFile, ResultWriter, Sample, read
-from iobench.units import KIB, MIB
+from iobench.units import KIB
 from iobench.writers.base import Source, Writer
 from iobench.writers.image import FileImage
 from iobench.writers.transfer import Meter, PathCount, Transfer
@@ -305,7 +305,6 @@ def run(directory: Path, writers: Sequence[Writer]) -> ResultFile:
         contenders=tuple(map(WriterContender, writers)),
         targets=(DirectoryTarget(path=target),),
         repeat=Repeat(times=1),
-        asked_pool_bytes=16 * MIB,
         ceiling=False,
         seed=1,
     )

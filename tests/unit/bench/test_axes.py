@@ -11,7 +11,7 @@ from iobench.bench.axes import Axes
 from iobench.bench.choose import choose, find_baseline
 from iobench.bench.planning import make_plan, plan_lines
 from iobench.errors import OptionError, UnknownNameError, UsageError
-from iobench.units import GIB, MIB
+from iobench.units import MIB
 from iobench.workloads import Workload
 
 from .conftest import local_setups
@@ -155,14 +155,13 @@ def test_a_baseline_is_found_by_as_much_as_is_said() -> None:
             find_baseline(text, variants)
 
 
-def plan_of(workload: str, target: Path, rank: int = 0, pool_bytes: int = GIB, **axes: str) -> Any:
+def plan_of(workload: str, target: Path, rank: int = 0, **axes: str) -> Any:
     return make_plan(
         workload=workload,
         writers="buffered",
         target=target,
         size="64MiB",
         rank=rank,
-        pool_bytes=pool_bytes,
         axes=Axes.parse(**axes),
     )
 
@@ -179,8 +178,8 @@ def test_ranks_of_a_node_save_their_own_files(tmp_path: Path) -> None:
 
 
 def test_processes_share_the_memory_and_the_space(tmp_path: Path, tiny: Workload) -> None:
-    plan = plan_of("llama7b", tmp_path, numjobs="1,4", pool_bytes=256 * MIB)
-    assert [setup.pool_bytes for setup in local_setups(plan)] == [64 * MIB] * 4
+    plan = plan_of("llama7b", tmp_path, numjobs="1,4")
+    assert [setup.pool_bytes for setup in local_setups(plan)] == [plan.pool_bytes // 4] * 4
     assert len({setup.seed for setup in local_setups(plan)}) == 4
     assert plan.written_bytes == plan.repeat.times * plan.size_bytes * (1 + 4 + _jobs(plan))
     assert "1, 4 at once: a copy of rank 0 each" in "\n".join(plan_lines(plan))

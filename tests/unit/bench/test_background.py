@@ -23,7 +23,6 @@ from iobench.bench.targets.base import OpenTarget
 from iobench.bench.targets.directory import DirectoryScratch, DirectoryTarget
 from iobench.errors import JobError
 from iobench.results.records import BackgroundRestores
-from iobench.units import MIB
 
 from .conftest import tiny_file
 
@@ -100,7 +99,6 @@ def background(
         contenders=tuple(contenders),
         targets=(DirectoryTarget(path=tmp_path),),
         repeat=Repeat(times=1),
-        asked_pool_bytes=MIB,
         ceiling=False,
         seed=1,
         axes=Axes.parse(background="restore", serializer="safetensors,torch"),

@@ -23,7 +23,6 @@ from iobench.bench.ranks.group import Executor
 from iobench.bench.ranks.start import LocalRanks
 from iobench.bench.targets.directory import DirectoryTarget
 from iobench.errors import JobError
-from iobench.units import MIB
 
 from .conftest import local_setups, tiny_file
 
@@ -58,7 +57,6 @@ def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Group]:
         contenders=tuple(choose("buffered,threads=2")[0]),
         targets=(DirectoryTarget(path=path.parent),),
         repeat=Repeat(times=1),
-        asked_pool_bytes=2 * MIB,
         ceiling=False,
         seed=1,
         axes=Axes.parse(numjobs="1,2"),

@@ -20,7 +20,6 @@ from iobench.bench.runner import header, own_job
 from iobench.bench.targets.base import OpenTarget
 from iobench.bench.trial import Trial
 from iobench.checkpoint.manifest import MANIFEST
-from iobench.units import MIB
 from iobench.writers import file_writer
 from iobench.writers.local import posix
 
@@ -62,7 +61,6 @@ def _run(directory: Path, idle: Any, layers: int) -> tuple[int, dict[str, int]]:
                 size="full",
                 repeat=1,
                 ceiling=False,
-                pool_bytes=16 * MIB,
                 axes=Axes.parse(granularity="tensor"),
             ),
         )

@@ -52,7 +52,6 @@ def plan(tiny: Workload, tmp_path: Path) -> Plan:
         contenders=chosen("buffered,null,uncached"),
         targets=(DirectoryTarget(path=tmp_path),),
         repeat=Repeat(times=3),
-        asked_pool_bytes=16 * MIB,
         ceiling=True,
         seed=1,
     )

@@ -18,7 +18,7 @@ from iobench.bench.ranks.setup import make_job
 from iobench.bench.runner import header
 from iobench.bench.targets.directory import DirectoryTarget
 from iobench.errors import UsageError
-from iobench.units import MIB
+from iobench.units import MIB, format_size
 from iobench.workloads import load
 from iobench.workloads.specs import size_of
 from iobench.writers.registry import make
@@ -42,7 +42,6 @@ def _plan(name: str, ranks: int, local: int, target: Path) -> Plan:
         contenders=(WriterContender(make("buffered")),),
         targets=(DirectoryTarget(path=target),),
         repeat=Repeat(times=1),
-        asked_pool_bytes=64 * MIB,
         ceiling=False,
         seed=1,
         axes=Axes(numjobs=(ranks,)),
@@ -87,9 +86,10 @@ def test_a_node_with_less_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     """The ranks' data must fit there too, and the limits of its control groups count."""
     plan = _plan("llama7b-zero3", 2, 2, tmp_path)
     two = local_setups(plan, tmp_path)[1]
-    assert two.pool_bytes == 32 * MIB  # two ranks on a node
-    monkeypatch.setattr("iobench.bench.ranks.setup.available_bytes", lambda: 63 * MIB)
-    with pytest.raises(UsageError, match=r"data of 2 ranks take 64.00 MiB of memory, and 63.00"):
+    assert two.pool_bytes == plan.pool_bytes // 2  # two ranks on a node
+    needed = 2 * two.pool_bytes
+    monkeypatch.setattr("iobench.bench.ranks.setup.available_bytes", lambda: needed - 1)
+    with pytest.raises(UsageError, match=f"data of 2 ranks take {format_size(needed)} of memory"):
         make_job(two)
 
 

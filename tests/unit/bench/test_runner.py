@@ -45,7 +45,6 @@ from iobench.results import (
 )
 from iobench.results.file import RecordFile
 from iobench.stats.comparison import noise_floor
-from iobench.units import MIB
 from iobench.workloads import Workload
 from iobench.writers.base import Writer
 from iobench.writers.buffered import BufferedWriter
@@ -148,7 +147,6 @@ def execute(fake_fio: FakeFio, tiny: Workload, tmp_path: Path) -> Callable[..., 
             axes=Axes(targets=tuple(map(str, targets)) if len(targets) > 1 else (None,)),
             repeat=Repeat(times=repeat) if isinstance(repeat, int) else repeat,
             aa=aa,
-            asked_pool_bytes=16 * MIB,
             ceiling=ceiling,
             seed=seed,
         )
