@@ -65,8 +65,9 @@ class TrainingJob:
     restart_s: float = 300.0
 
     def __post_init__(self) -> None:
-        _at_least("nodes", self.nodes, 1)
-        _at_least("gpus-per-node", self.gpus_per_node, 1)
+        for name, value in (("nodes", self.nodes), ("gpus-per-node", self.gpus_per_node)):
+            if value < 1:
+                raise OptionError(f"{name} must be 1 or more, and is {value}")
         rate = self.failures_per_1000_node_days
         if not _FEWEST_FAILURES <= rate <= _MOST_FAILURES:
             raise OptionError(
@@ -85,11 +86,6 @@ class TrainingJob:
     def gpus(self) -> int:
         """GPUs of the whole job."""
         return self.nodes * self.gpus_per_node
-
-
-def _at_least(name: str, value: int, least: int) -> None:
-    if value < least:
-        raise OptionError(f"{name} must be {least} or more, and is {value}")
 
 
 _MOST_STEPS = 200  # of Newton's method; fewer than 10 are usual

@@ -114,7 +114,8 @@ def all_steady(samples: Iterable[Sample], round_s: float) -> bool:
     if not series:
         return False
     began_s = min(start_of(one) for same in series.values() for one in same)
-    return all(_is_steady(_state(same, round_s, began_s)) for same in series.values())
+    rounds = (rates_by_round(same, round_s, began_s) for same in series.values())
+    return all(_is_steady(steady_state(one)) for one in rounds)
 
 
 def over_time(saves: Sequence[Sample], of_run: Sequence[Sample], round_s: float) -> OverTime:
@@ -124,7 +125,8 @@ def over_time(saves: Sequence[Sample], of_run: Sequence[Sample], round_s: float)
     over_s = start_of(saves[-1]) + saves[-1].elapsed_s
     elapsed_s = over_s - began_s
     during = (one.elapsed_s for one in of_run if start_of(one) < over_s)
-    rounds, state = rates_by_round(saves, round_s, began_s), _state(saves, round_s, began_s)
+    rounds = rates_by_round(saves, round_s, began_s)
+    state = steady_state(rounds)
     return OverTime(
         elapsed_s=elapsed_s,
         saving=min(1.0, sum(during) / elapsed_s),
@@ -154,10 +156,6 @@ def _change(saves: Sequence[Sample], of_run: Sequence[Sample], began_s: float) -
         after_bytes_per_s=median(after),
         after_ci95_bytes_per_s=median_interval(after),
     )
-
-
-def _state(saves: Sequence[Sample], round_s: float, began_s: float) -> SteadyState | None:
-    return steady_state(rates_by_round(saves, round_s, began_s))
 
 
 def _is_steady(state: SteadyState | None) -> bool:
@@ -210,7 +208,9 @@ def find_change(rates: Sequence[float]) -> ChangePoint | None:
     if max(before, after) < (1 + LEAST_CHANGE) * min(before, after):
         return None
     random = np.random.default_rng(0)
-    step = np.where(np.arange(len(rates)) < position, *_means(logs, position))
+    step = np.where(
+        np.arange(len(rates)) < position, np.mean(logs[:position]), np.mean(logs[position:])
+    )
     residuals = logs - step
     correlation = _correlation(residuals)
     # Without correlation the values themselves are permuted, which is exact for any distribution.
@@ -223,10 +223,6 @@ def find_change(rates: Sequence[float]) -> ChangePoint | None:
     return ChangePoint(
         position=int(position), low=min(int(low), int(position)), high=max(int(high), int(position))
     )
-
-
-def _means(logs: _Array, position: int) -> tuple[float, float]:
-    return float(np.mean(logs[:position])), float(np.mean(logs[position:]))
 
 
 def _best_steps(series: _Array) -> tuple[_Array, NDArray[np.int64]]:

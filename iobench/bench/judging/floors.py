@@ -7,14 +7,14 @@ of processes and about the same size; and `LEAST_FLOOR` where there is none.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from iobench.bench.judging.verdict import VerdictStatus, judged
+from iobench.bench.judging.verdict import Verdict, VerdictStatus, judged
 from iobench.environment import Machine, Storage
 from iobench.errors import ResultFileError
 from iobench.results import Operation, ResultFile, Run, Sample, read
@@ -123,7 +123,7 @@ class NearFloors:
     def __init__(self, directory: Path, run_id: str = "") -> None:
         """`run_id` is a run that does not count: the one whose floor is asked for."""
         self._directory, self._run_id = directory, run_id
-        self._read: dict[Path, ResultFile | None] = {}
+        self._read: dict[Path, list[tuple[Sample, Verdict]]] = {}
 
     def of(self, wanted: Conditions | None, kind: OperationKind) -> Floor:
         """Return the floor by the newest A/A record in the same conditions; else LEAST_FLOOR."""
@@ -137,31 +137,27 @@ class NearFloors:
 
     @cached_property
     def _runs(self) -> list[tuple[Path, Run]]:
-        return sorted(self._headers(), key=_began, reverse=True)
-
-    def _headers(self) -> Iterator[tuple[Path, Run]]:
-        for path in sorted(self._directory.glob("*.jsonl")):
-            run = read_run(path)
-            if run is not None and run.plan.get("aa") is True and run.run_id != self._run_id:
-                yield path, run
+        headers = ((path, read_run(path)) for path in sorted(self._directory.glob("*.jsonl")))
+        aa = [
+            (path, run)
+            for path, run in headers
+            if run is not None and run.plan.get("aa") is True and run.run_id != self._run_id
+        ]
+        return sorted(aa, key=lambda one: datetime.fromisoformat(one[1].started_at), reverse=True)
 
     def _measured(self, path: Path, kind: OperationKind, target: str | None) -> Floor | None:
         """Return the floor by the valid samples of one kind and target."""
-        if path not in self._read:
-            try:
-                self._read[path] = read(path)
-            except ResultFileError:  # damaged, or another process writes it now
-                self._read[path] = None
-        result = self._read[path]
-        if result is None:
-            return None
         return Floor.of(
             one
-            for one, verdict in judged(result)
+            for one, verdict in self._judged(path)
             if (kind_of(one), one.axes.target) == (kind, target)
             and verdict.status is not VerdictStatus.INVALID
         )
 
-
-def _began(one: tuple[Path, Run]) -> datetime:
-    return datetime.fromisoformat(one[1].started_at)
+    def _judged(self, path: Path) -> list[tuple[Sample, Verdict]]:
+        if path not in self._read:
+            try:
+                self._read[path] = judged(read(path))
+            except ResultFileError:  # damaged, or another process writes it now
+                self._read[path] = []
+        return self._read[path]

@@ -20,6 +20,7 @@ from iobench.checkpoint.object_store import StagedObjects
 from iobench.environment import DeviceMonitor, Machine, Storage, describe_machine
 from iobench.environment.storage import OBJECT_STORE
 from iobench.errors import IobenchError, TargetError, TransferError, UsageError
+from iobench.results.codec import from_plain
 from iobench.writers.base import Writer
 from iobench.writers.image import FileImage
 from iobench.writers.s3 import S3Writer
@@ -161,14 +162,8 @@ class Holder:
     def parse(cls, text: bytes) -> Self | None:
         """Return the holder that `to_bytes` wrote; None for any other text."""
         try:
-            found = json.loads(text)
-            return cls(
-                boot=str(found["boot"]),
-                pids=str(found["pids"]),
-                pid=int(found["pid"]),
-                started=int(found["started"]),
-            )
-        except (ValueError, KeyError, TypeError):
+            return from_plain(cls, json.loads(text))
+        except ValueError:
             return None
 
     def to_bytes(self) -> bytes:
