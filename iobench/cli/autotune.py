@@ -26,7 +26,7 @@ from iobench.cli.given import (
     quiet_stdout,
     the_workload,
 )
-from iobench.cli.pages import Shown
+from iobench.cli.pages import Shown, check_place, write_file
 from iobench.errors import UsageError
 from iobench.units import format_seconds, format_size, parse_seconds, parse_size
 
@@ -80,11 +80,10 @@ def autotune(
     began_s = time.perf_counter() - _started_s_ago()
     with preparing("loading torch", quiet=quiet):
         from iobench.results import default_path
-        from iobench.tune.emit import check_config
         from iobench.tune.journal import Journal, TuningRequest, check_new, read_header
         from iobench.tune.tuning import Tuning
 
-    check_config(output)
+    _check_config(output)
     if output.exists() and not dry_run and resume is None:  # a resumed tuning may write it again
         raise UsageError(f"-o {output}: exists; choose another name, or remove it")
     shown = Shown(form=format_)
@@ -127,6 +126,20 @@ def autotune(
         _tune(tuning, opened, output, shown, began_s, quiet=quiet)
 
 
+def _check_config(path: Path) -> None:
+    """Raise UsageError for a file that must not be replaced or cannot be created."""
+    from iobench.writers.config import read_config
+
+    check_place(path)
+    if path.exists():
+        try:
+            read_config(path)
+        except UsageError as error:
+            raise UsageError(
+                f"-o {path}: exists and is not a writer's file; choose another name"
+            ) from error
+
+
 def _check_alone(ctx: typer.Context) -> None:
     """Raise UsageError for options that are given with --resume and would have no effect."""
     kept = ("resume", "output", "format_", "quiet")
@@ -142,12 +155,12 @@ def _tune(
 ) -> None:
     from iobench.cli.progress import TuneProgress
     from iobench.report.tuning import tuning_document
-    from iobench.tune.emit import emit, write
+    from iobench.tune.emit import emit
     from iobench.tune.tuning import run_tuning
 
     with quiet_stdout(), TuneProgress(quiet=quiet) as progress:
         outcome = run_tuning(tuning, journal, progress, began_s=began_s)
-    write(output, emit(outcome, tuning, journal.header))
+    write_file(output, emit(outcome, tuning, journal.header).encode())
     print(f'wrote     {output}: iobench.load_writer("{output}")', file=sys.stderr)
     shown.show(tuning_document(journal.path, outcome))
 

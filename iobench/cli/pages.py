@@ -44,17 +44,23 @@ def check_page(path: Path, picture: str = "") -> None:
     suffixes = (f".{picture}",) if picture else _PAGE_SUFFIXES
     if path.suffix.lower() not in suffixes:
         raise UsageError(f"-o {path}: the name must end with {' or '.join(suffixes)}")
-    if not path.parent.is_dir():
-        raise UsageError(f"-o {path}: there is no directory {path.parent}; make it first")
-    if path.is_dir():
-        raise UsageError(f"-o {path}: is a directory; name a file")
-    if not os.access(path.parent, os.W_OK | os.X_OK, effective_ids=True):
-        raise UsageError(f"-o {path}: {path.parent.absolute()} is not writable")
+    check_place(path)
     if not picture and path.exists():
         with path.open("rb") as file:
             ours = _MARK in file.read(_HEAD_BYTES)
         if not ours:
             raise UsageError(f"-o {path}: exists and is not a report; choose another name")
+
+
+def check_place(path: Path) -> None:
+    """Raise UsageError for a directory, and for a file in one that is missing or not writable."""
+    if not path.parent.is_dir():
+        raise UsageError(f"-o {path}: there is no directory {path.parent}; make it first")
+    if path.is_dir():
+        raise UsageError(f"-o {path}: is a directory; name a file")
+    if not os.access(path.parent, os.W_OK | os.X_OK, effective_ids=True):
+        where = path.parent.absolute()
+        raise UsageError(f"-o {path}: {where} is not writable; give -o FILE in another directory")
 
 
 def write_page(document: Document, path: Path) -> None:

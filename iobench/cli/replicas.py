@@ -9,8 +9,7 @@ import typer
 
 from iobench.cli.given import FormatOption
 from iobench.errors import UsageError
-from iobench.report.render import write_json
-from iobench.text import printable
+from iobench.report.render import render
 from iobench.units import count_of, format_size
 
 app = typer.Typer(
@@ -23,6 +22,8 @@ app = typer.Typer(
 def status(format_: FormatOption = "table") -> None:
     """List jobs of this user with replicas on this node, and steps."""
     from iobench.replicas.directory import replica_directories
+    from iobench.report.document import Document
+    from iobench.report.grid import MISSING, Column, Grid
 
     found: list[dict[str, Any]] = [
         {
@@ -33,14 +34,19 @@ def status(format_: FormatOption = "table") -> None:
         }
         for one in replica_directories()
     ]
-    if format_ == "json":
-        write_json({"schema": "iobench.replicas/1", "jobs": found}, sys.stdout)
-        return
-    for job in found:
-        print(f"{job['key']}  {printable(job['location'])}")
-        print(f"  memory   {format_size(job['taken_bytes'])}")
-        print(f"  steps    {', '.join(map(str, job['steps'])) or 'none'}")
-    print(f"{count_of(len(found), 'job')} with replicas on this node", file=sys.stderr)
+    columns: tuple[Column[dict[str, Any]], ...] = (
+        Column("job", lambda one: one["key"], figure=False),
+        Column("memory", lambda one: format_size(one["taken_bytes"])),
+        Column("steps", lambda one: ", ".join(map(str, one["steps"])) or MISSING, figure=False),
+        Column("location", lambda one: one["location"], figure=False),
+    )
+    document = Document(
+        kind="iobench replicas",
+        title=f"{count_of(len(found), 'job')} with replicas on this node",
+        tables=(Grid.of(found, columns),) if found else (),
+        data={"schema": "iobench.replicas/1", "jobs": found},
+    )
+    render(document, format_, sys.stdout)
 
 
 @app.command("clean")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iobench.cli.given import FormatOption
-from iobench.report.render import write_json
+from iobench.report.render import render
 from iobench.text import printable
 from iobench.units import count_of, format_seconds, format_size
 
@@ -31,6 +32,8 @@ def tiers(directory: Path, format_: FormatOption = "table") -> None:
     """
     from iobench.remote.journal import JOURNAL, DrainJournal, tiers_status
     from iobench.remote.memory_status import memory_status
+    from iobench.report.document import Document
+    from iobench.report.grid import Column, Grid, words
 
     memory = memory_status(directory)
     found = None
@@ -39,46 +42,53 @@ def tiers(directory: Path, format_: FormatOption = "table") -> None:
     if found is not None and found.damaged_lines:
         lines = count_of(found.damaged_lines, "damaged line")
         print(f"{printable(str(directory / JOURNAL))}: {lines} left out", file=sys.stderr)
-    if format_ == "json":
-        write_json(_document(found, memory), sys.stdout)
-        return
+    columns = (
+        *(Column[list[str]](name) for name in ("step", "size", "age")),
+        *words("local", "remote", "memory"),
+    )
+    rows = _rows(found, memory)
+    earlier = count_of(len(rows) - _ROWS, "earlier step")
+    document = Document(
+        kind="iobench tiers",
+        title=f"if this node dies now, lost: {_lost(found, memory)}",
+        about=tuple(_tiers(found, memory)),
+        tables=(Grid(columns=columns, rows=rows[-_ROWS:]),),
+        notes=(f"and {earlier}",) if len(rows) > _ROWS else (),
+        data=_data(found, memory),
+    )
+    render(document, format_, sys.stdout)
+
+
+def _tiers(found: TiersStatus | None, memory: MemoryStatus | None) -> Iterator[str]:
+    """Yield each tier, and what is known of it."""
     if found is not None:
         waits = f", the oldest copy waits {format_seconds(found.backlog_s)}"
-        print(f"local   {printable(found.directory)}")
-        print(f"remote  {printable(found.remote)}{waits if found.backlog_s else ''}")
+        yield f"local   {found.directory}"
+        yield f"remote  {found.remote}{waits if found.backlog_s else ''}"
         if found.failure:
-            print(f"        last attempt failed: {printable(found.failure)}")
+            yield f"        last attempt failed: {found.failure}"
     if memory is not None:
         ranks = f", rank 0 of {memory.ranks}: its share" if memory.ranks > 1 else ""
-        print(f"memory  of process {memory.pid}{ranks}")
+        yield f"memory  of process {memory.pid}{ranks}"
         for one in memory.tiers:
             used = f"{format_size(one.used_bytes)} of {format_size(one.size_bytes)} used"
-            print(f"        {printable(one.tier)}: {used}")
-    print(f"if this node dies now, lost: {_lost(found, memory)}")
-    _print_checkpoints(found, memory)
+            yield f"        {one.tier}: {used}"
 
 
-def _print_checkpoints(found: TiersStatus | None, memory: MemoryStatus | None) -> None:
-    """Print one line for each step, with the places where it is."""
-    rows: dict[int, tuple[int, float, str, str]] = {}
+def _rows(found: TiersStatus | None, memory: MemoryStatus | None) -> list[list[str]]:
+    """Return the row of each step, with the places where it is."""
+    rows: dict[int, list[str]] = {}
     for one in found.checkpoints if found is not None else ():
         size = (one.size_bytes or 0) + one.optimizer_bytes
-        rows[one.step] = (size, one.age_s, one.local, f"{one.local:<7}  {one.remote:<10}")
-    held = {one.step: one for one in (memory.snapshots if memory is not None else ())}
-    for step, snapshot in held.items():
-        age_s = max(0.0, time.time() - snapshot.created_s)
-        rows.setdefault(step, (snapshot.size_bytes, age_s, "", f"{'':<7}  {'':<10}"))
-    print(f"\n{'step':>10}  {'size':>10}  {'age':>10}  local    remote      memory")
-    for step in sorted(rows)[-_ROWS:]:
-        size, age_s, local, places = rows[step]
-        shown = "" if local == "damaged" else format_size(size)
-        state = ""
-        if step in held:
-            state = f"{'written' if held[step].written else 'volatile'}, {held[step].tier}"
-        line = f"{step:>10}  {shown:>10}  {format_seconds(age_s):>10}  {places}  {printable(state)}"
-        print(line.rstrip())
-    if len(rows) > _ROWS:
-        print(f"and {count_of(len(rows) - _ROWS, 'earlier step')}")
+        shown = "" if one.local == "damaged" else format_size(size)
+        age = format_seconds(one.age_s)
+        rows[one.step] = [str(one.step), shown, age, one.local, one.remote, ""]
+    for held in memory.snapshots if memory is not None else ():
+        age = format_seconds(max(0.0, time.time() - held.created_s))
+        new = [str(held.step), format_size(held.size_bytes), age, "", "", ""]
+        state = "written" if held.written else "volatile"
+        rows.setdefault(held.step, new)[-1] = f"{state}, {held.tier}"
+    return [rows[step] for step in sorted(rows)]
 
 
 def _lost(found: TiersStatus | None, memory: MemoryStatus | None) -> str:
@@ -97,7 +107,7 @@ def _lost(found: TiersStatus | None, memory: MemoryStatus | None) -> str:
     return f"{lost}; {volatile}" if volatile else lost
 
 
-def _document(found: TiersStatus | None, memory: MemoryStatus | None) -> dict[str, Any]:
+def _data(found: TiersStatus | None, memory: MemoryStatus | None) -> dict[str, Any]:
     document: dict[str, Any] = {"schema": "iobench.tiers/4"}
     if found is not None:
         document |= {**asdict(found), "steps_at_risk": found.steps_at_risk}

@@ -73,22 +73,15 @@ class Budget:
         self.written_bytes += one.written_bytes
 
     @property
-    def left_s(self) -> float:
-        """Seconds left; negative after trials that were slower than expected."""
-        return self.max_s - self.spent_s
-
-    @property
-    def left_bytes(self) -> int:
-        return self.max_bytes - self.written_bytes
-
-    @property
     def left_cost(self) -> Cost:
-        """What is left of both."""
-        return Cost(time_s=self.left_s, written_bytes=self.left_bytes)
+        """Bytes and seconds left; the latter negative after trials slower than expected."""
+        return Cost(
+            time_s=self.max_s - self.spent_s, written_bytes=self.max_bytes - self.written_bytes
+        )
 
     def set_aside(self, reserve: Cost) -> None:
         """Keep `reserve` for the confirmation; the rest of what is left is the race's share."""
-        self.reserve, self.share = reserve, self._beside(reserve)
+        self.reserve, self.share = reserve, self.left_cost.plus(reserve, times=-1)
 
     def part(self, cost: Cost) -> float:
         """Return `cost` as a fraction of the race's share: of seconds or bytes, the larger."""
@@ -97,7 +90,7 @@ class Budget:
     @property
     def left(self) -> float:
         """The fraction of the race's share that is left: of seconds or bytes, the smaller."""
-        left = self._beside(self.reserve)
+        left = self.left_cost.plus(self.reserve, times=-1)
         return min(left.written_bytes / self.share.written_bytes, left.time_s / self.share.time_s)
 
     def races(self, cost: Cost, *, until: float) -> bool:
@@ -115,16 +108,10 @@ class Budget:
         the time may be exceeded by up to the reserve's seconds, so that a tuning has an answer even
         where the storage became slower.
         """
-        if cost.written_bytes > self.left_bytes or self.left_s < -self.reserve.time_s:
+        left = self.left_cost
+        if cost.written_bytes > left.written_bytes or left.time_s < -self.reserve.time_s:
             return False
-        return not enough or self.left_s >= SLACK * cost.time_s
-
-    def _beside(self, reserve: Cost) -> Cost:
-        """Return what is left now, without `reserve`."""
-        return Cost(
-            time_s=self.left_s - reserve.time_s,
-            written_bytes=self.left_bytes - reserve.written_bytes,
-        )
+        return not enough or left.time_s >= SLACK * cost.time_s
 
 
 _PROBE = 64 * MIB
@@ -356,10 +343,8 @@ class Planner:
         )
 
     def _fits(self, search: Search, left: Cost) -> bool:
-        share = Cost(
-            time_s=left.time_s - search.reserve.time_s,
-            written_bytes=left.written_bytes - search.reserve.written_bytes - self._probes(search),
-        )
+        probes = Cost(time_s=0.0, written_bytes=self._probes(search))
+        share = left.plus(search.reserve, times=-1).plus(probes, times=-1)
         if search.part == 0:
             return share.covers(NOTHING)
         size = self.sizes.race_bytes(search.size_bytes, search.part)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 import numpy as np
 
 from iobench.stats.comparison import LEAST_FLOOR, LEAST_SAMPLES, Comparison, Finding, compare_pairs
 from iobench.stats.estimates import ENOUGH_SAMPLES, huber_mean, median, paired_logs
-from iobench.tune.budget import LAST_ROUNDS, LOOK_ROUNDS, Cost, Search, TuningSizes
+from iobench.tune.budget import LAST_ROUNDS, LOOK_ROUNDS, Cost, Search
 from iobench.tune.objective import Step
 from iobench.tune.race import Race, effects_and_noise
 from iobench.tune.space import Space
@@ -51,26 +52,14 @@ class Confirmation:
     """The part up to which a difference is noise."""
     losses: dict[str, dict[int, float]] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
-
+    """Contenders that failed, and why: not run again, and not chosen."""
     last: list[int] = field(default_factory=list)
     """The numbers of the last rounds, which the best of each family took part in."""
     eliminated: set[str] = field(default_factory=set)
     """Contenders that the first look showed clearly worse: not run again, and not chosen."""
 
-    def join(self, names: Iterable[str]) -> None:
-        """Add `names` as contenders from the next round on."""
-        self.contenders += names
-
-    def eliminate(self, name: str) -> None:
-        """Eliminate `name`: it is not run again."""
-        self.eliminated.add(name)
-
     def record(self, name: str, number: int, loss: float) -> None:
         self.losses.setdefault(name, {})[number] = loss
-
-    def fail(self, name: str, cause: str) -> None:
-        """Record that `name` failed, and why: it is not run again, and not chosen."""
-        self.failed[name] = cause
 
     @property
     def able(self) -> list[str]:
@@ -249,7 +238,6 @@ class Finals:
     space: Space
     race: Race
     phase: Callable[[str], None]
-    sizes: TuningSizes
     search: Search
     floor: float = LEAST_FLOOR
     notes: list[str] = field(default_factory=list)
@@ -266,7 +254,7 @@ class Finals:
         )
         names = [*contenders, *confirmation.compared]
         self.phase(
-            f"confirmation of {', '.join(names)}, {format_size(self.sizes.confirm)} at a time"
+            f"confirmation of {', '.join(names)}, {format_size(self.search.size_bytes)} at a time"
         )
         for number in range(LOOK_ROUNDS):
             if not self._round(confirmation, number):
@@ -283,7 +271,7 @@ class Finals:
             return confirmation
         for _ in range(LAST_ROUNDS):
             self.race.rng.shuffle(last)
-            confirm(self.race, confirmation, last, self.sizes.confirm)
+            confirm(self.race, confirmation, last, self.search.size_bytes)
             confirmation.last.append(self.race.number)
         return confirmation
 
@@ -291,14 +279,11 @@ class Finals:
         """Return what the last rounds measure: the best setting of each family."""
         able = [name for name in confirmation.able if name in confirmation.losses]
         others = [name for name in confirmation.eliminated if name in confirmation.losses]
-        best: dict[str, str] = {}
-        for names in (able, others):
-            for name in sorted(names, key=confirmation.middle):
-                best.setdefault(self._writer(name), name)
-        return list(best.values())
+        ranked = (sorted(names, key=confirmation.middle) for names in (able, others))
+        return self.race.first_of_each(chain(*ranked))
 
     def _cost_of_last(self, names: Sequence[str]) -> Cost:
-        return self.race.cost([*names] * LAST_ROUNDS, self.sizes.confirm)
+        return self.race.cost([*names] * LAST_ROUNDS, self.search.size_bytes)
 
     def contenders(self) -> list[str]:
         """Return leader, default, best of each family, runner-up, and best known settings.
@@ -313,19 +298,11 @@ class Finals:
         chosen = [leader]
         if self.space.baseline.label in able:
             chosen.append(self.space.baseline.label)
-        chosen += self._family_leaders()
+        chosen += self.race.first_of_each([*self.race.ranked(able), *self.race.by_probe(able)])
         chosen += others[:1]
         chosen += [name for name in best_known if self._writer(name) == self._writer(leader)][:1]
         chosen += best_known[:1]
         return list(dict.fromkeys(chosen))[: self.search.contenders - bool(self.space.reference)]
-
-    def _family_leaders(self) -> list[str]:
-        """Return the best setting of each family, the best family first; dropped ones too."""
-        able = [name for name, one in self.race.trials.items() if one.able]
-        best: dict[str, str] = {}
-        for name in [*self.race.ranked(able), *self.race.by_probe(able)]:
-            best.setdefault(self._writer(name), name)
-        return list(best.values())
 
     def _of_family(self, writer: str) -> list[str]:
         """Return the measured settings of a writer, best first, including eliminated ones."""
@@ -345,7 +322,7 @@ class Finals:
             return False
         able = [*able, *confirmation.compared]
         fresh = [name for name in able if name not in confirmation.losses]
-        cost = self.race.cost(able, self.sizes.confirm, verify=bool(fresh))
+        cost = self.race.cost(able, self.search.size_bytes, verify=bool(fresh))
         if confirmation.enough:
             cost = cost.plus(self._cost_of_last(then))
         if not self.race.budget.confirms(cost, enough=confirmation.enough):
@@ -356,7 +333,7 @@ class Finals:
         order = able if number % 2 == 0 else [*reversed(self._order)]
         taking_part = [name for name in order if name in able]
         taking_part += [name for name in able if name not in taking_part]
-        confirm(self.race, confirmation, taking_part, self.sizes.confirm, verify=fresh)
+        confirm(self.race, confirmation, taking_part, self.search.size_bytes, verify=fresh)
         return True
 
     def _eliminate(self, confirmation: Confirmation) -> None:
@@ -371,7 +348,7 @@ class Finals:
         for place, name in enumerate(one for one in ranked if one != confirmation.baseline):
             worse = min(self._times(confirmation, name, ranked[0])) > _CLEARLY_WORSE
             if worse or place >= staying - 1:
-                confirmation.eliminate(name)
+                confirmation.eliminated.add(name)
 
     def _bring_back(self, confirmation: Confirmation) -> None:
         """Add settings of the best family where the race's leader is of another, worse family."""
@@ -383,7 +360,7 @@ class Finals:
             return
         for name in self._ranked(confirmation)[1:]:
             if name != confirmation.baseline:
-                confirmation.eliminate(name)
+                confirmation.eliminated.add(name)
         back = [
             name
             for name in self._of_family(self._writer(best))
@@ -399,12 +376,14 @@ class Finals:
             f"{leader} led the race, and was {worse} in the confirmation; brought back: "
             f"{', '.join(back) or 'none'}"
         )
-        confirmation.join(back)
+        confirmation.contenders += back
 
     def _affordable(self, confirmation: Confirmation, rounds: int) -> int:
-        one = self.race.cost(confirmation.contenders[:1], self.sizes.confirm, verify=True)
+        one = self.race.cost(confirmation.contenders[:1], self.search.size_bytes, verify=True)
         last = self._cost_of_last(self._last(confirmation)).written_bytes
-        return max(0, self.race.budget.left_bytes - last) // (rounds * one.written_bytes)
+        return max(0, self.race.budget.left_cost.written_bytes - last) // (
+            rounds * one.written_bytes
+        )
 
     def _ranked(self, confirmation: Confirmation) -> list[str]:
         return sorted(confirmation.able, key=confirmation.middle)
@@ -432,6 +411,6 @@ def confirm(
         measured = race.measure_one(name, step)
         why = measured.error or race.objective.over(race.trials[name].of("confirm"))
         if why:
-            confirmation.fail(name, why)
+            confirmation.failed[name] = why
         else:
             confirmation.record(name, race.number, race.objective.loss(measured))

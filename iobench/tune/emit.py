@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 
 from iobench.bench.judging.verdict import VerdictStatus
-from iobench.errors import UsageError
 from iobench.text import printable
 from iobench.tune.journal import TuningRecord
 from iobench.tune.outcome import Outcome
 from iobench.tune.tuning import Tuning
 from iobench.units import format_size
-from iobench.writers.config import Tuned, dump_writer, read_config
-from iobench.writers.local.new_file import write_text
+from iobench.writers.config import Tuned, dump_writer
 
 
 def emit(outcome: Outcome, tuning: Tuning, header: TuningRecord) -> str:
@@ -27,30 +23,6 @@ def emit(outcome: Outcome, tuning: Tuning, header: TuningRecord) -> str:
         file_format=_format(tuning),
         comment=_comment(outcome, tuned),
     )
-
-
-def check_config(path: Path) -> None:
-    """Raise UsageError for a file that must not be replaced or cannot be created."""
-    if path.exists():
-        try:
-            read_config(path)
-        except UsageError as error:
-            raise UsageError(
-                f"-o {path}: exists and is not a writer's file; choose another name"
-            ) from error
-    elif not path.parent.is_dir():
-        raise UsageError(f"-o {path}: there is no directory {path.parent}; make it first")
-    if not os.access(path.parent, os.W_OK | os.X_OK, effective_ids=True):
-        where = path.parent.absolute()
-        raise UsageError(f"-o {path}: {where} is not writable; give -o FILE in another directory")
-
-
-def write(path: Path, text: str) -> None:
-    """Replace `path` with `text`, atomically; durable on return. Raises UsageError."""
-    try:
-        write_text(path, text)
-    except OSError as error:
-        raise UsageError(f"-o {path}: cannot be written ({error.strerror})") from error
 
 
 def _tuned(outcome: Outcome, tuning: Tuning, header: TuningRecord) -> Tuned:

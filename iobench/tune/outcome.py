@@ -197,18 +197,15 @@ class Outcome:
             return
         for name in [one for one in confirmation.own_losses() if one != chosen]:
             before, at_end = confirmation.before_and_at_end(name, chosen)
-            known = [one for one in (self._raced(name), before, at_end) if one is not None]
+            raced = self.race_ratio(name, chosen)
+            logs = (raced and math.log(raced), before, at_end)
+            known = [one for one in logs if one is not None]
             if (
                 at_end is not None
                 and max(known) - min(known) > confirmation.changed
                 and min(known) < _CLEARLY_WORSE
             ):
                 yield f"{name} and {chosen} did not keep their ratio from the race to the end"
-
-    def _raced(self, name: str) -> float | None:
-        """Return the logarithm of the loss of `name` over that of the chosen one in the race."""
-        ratio = self.race_ratio(name, self.verdict.chosen)
-        return None if ratio is None else math.log(ratio)
 
     def race_ratio(self, name: str, other: str) -> float | None:
         """Return the median ratio of two losses in common rounds of the race; None without any."""

@@ -125,7 +125,16 @@ class Race:
         """
         effects, noise = self._model()
         chosen = [name for name in (self.running if names is None else names) if name in effects]
-        return sorted(chosen, key=lambda name: self._cautious(name, effects, noise))
+        return sorted(
+            chosen, key=lambda n: effects[n] + noise / math.sqrt(len(self.trials[n].losses))
+        )
+
+    def first_of_each(self, names: Iterable[str]) -> list[str]:
+        """Return the first of `names` of each family: a family is a writer with its settings."""
+        first: dict[str, str] = {}
+        for name in names:
+            first.setdefault(self.trials[name].candidate.writer, name)
+        return list(first.values())
 
     def ratio(self, name: str, other: str) -> float | None:
         """Return the loss of `name` over that of `other`: the median over their common rounds.
@@ -244,9 +253,6 @@ class Race:
             causes = {name: one.cause for name, one in self.trials.items() if not one.able}
             shown = "; ".join(f"{name}: {cause}" for name, cause in causes.items())
             raise IobenchError(f"no setting is left: {shown}")
-
-    def _cautious(self, name: str, effects: dict[str, float], noise: float) -> float:
-        return effects[name] + noise / math.sqrt(len(self.trials[name].losses))
 
     def _model(self) -> tuple[dict[str, float], float]:
         return effects_and_noise({name: one.losses for name, one in self.trials.items()})

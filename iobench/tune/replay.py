@@ -93,7 +93,7 @@ def _finish(confirmation: Confirmation, numbers: Sequence[int]) -> None:
     """Enter which contenders were eliminated, and which of the rounds `numbers` were the last."""
     for name, losses in confirmation.own_losses().items():
         if len(numbers) - LAST_ROUNDS > LOOK_ROUNDS and len(losses) < LEAST_SAMPLES:
-            confirmation.eliminate(name)
+            confirmation.eliminated.add(name)
     back = [n for n in numbers if any(n in confirmation.losses[x] for x in confirmation.eliminated)]
     confirmation.last += [number for number in back if number in numbers[LOOK_ROUNDS:]]
     if not confirmation.eliminated and len(numbers) >= LEAST_SAMPLES + LAST_ROUNDS:

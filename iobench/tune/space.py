@@ -164,11 +164,7 @@ def space_of(target: str, names: Sequence[str] | None = None) -> Space:
     left_out: list[str] = []
     for name in names or registry.names():
         try:
-            writer = registry.make(name)
-            if not writer.stores:
-                continue
-            writer.check_scheme(target)
-            writer.require(target)
+            writer = _working(name, target)
         except TargetError:
             raise
         except UsageError as error:
@@ -177,7 +173,8 @@ def space_of(target: str, names: Sequence[str] | None = None) -> Space:
         except IobenchError as error:
             left_out.append(str(error))
         else:
-            works[name] = writer
+            if writer.stores:
+                works[name] = writer
     if not works:
         nothing = f"{', '.join(names or ())} stores nothing; choose another --writer."
         raise UnavailableError("", "; ".join(left_out) or nothing)
@@ -202,13 +199,19 @@ def space_of(target: str, names: Sequence[str] | None = None) -> Space:
 
 def _reference(target: str) -> Candidate | None:
     """Return the default setting of iobench; None where it does not work on `target`."""
-    writer = registry.make(_DEFAULTS[0])
     try:
-        writer.check_scheme(target)
-        writer.require(target)
+        writer = _working(_DEFAULTS[0], target)
     except IobenchError:
         return None
     return Candidate(writer=writer.name, options=writer.options, origin="baseline")
+
+
+def _working(name: str, target: str) -> Writer:
+    """Return the writer of this name. Raises IobenchError where it does not work on `target`."""
+    writer = registry.make(name)
+    writer.check_scheme(target)
+    writer.require(target)
+    return writer
 
 
 def _dimensions(writer: Writer) -> tuple[Dimension, ...]:

@@ -75,7 +75,7 @@ class TrialRunner:
         Raises TargetError when the target is gone or has no room left.
         """
         began_s = time.perf_counter()
-        replay = self._replay(step.size_bytes)
+        replay = self._executor(step.size_bytes).job.replays[0]
         self._check_room(replay)
         self._count += 1
         written_bytes = replay.size_bytes() * self.objective.writes(step.verify)
@@ -134,9 +134,6 @@ class TrialRunner:
         finally:
             trial.clear()
         return replace(measured, save=_short(save), restore=_short(restore))
-
-    def _replay(self, size_bytes: int) -> Replay:
-        return self._executor(size_bytes).job.replays[0]
 
     def _executor(self, size_bytes: int) -> Executor:
         """Return the executor with the checkpoint of that size; contenders change by trial."""

@@ -275,7 +275,6 @@ class Tuner:
             space=self.space,
             race=self.race,
             phase=self.progress.phase,
-            sizes=self.sizes,
             search=self.search,
             floor=self.floor,
             notes=self.notes,
@@ -314,10 +313,8 @@ class Tuner:
 
     def _family_leaders(self) -> list[str]:
         """Return the best setting of each family that comes near the leader, the leader first."""
-        best: dict[str, str] = {}
-        for name in self.race.ranked(name for name, one in self.race.trials.items() if one.able):
-            best.setdefault(self.race.trials[name].candidate.writer, name)
-        leader, *others = best.values()
+        able = (name for name, one in self.race.trials.items() if one.able)
+        leader, *others = self.race.first_of_each(self.race.ranked(able))
         near = [name for name in others if self.race.estimated_ratio(name, leader) <= _NEAR]
         return [leader, *near]
 

@@ -65,7 +65,8 @@ def test_to_the_faster_tier(local, remote, iobench_inside) -> None:
         assert ckpt.load()["step"] == 2
         assert ckpt.loaded.sources == {str(remote): "read"}
         shown = iobench_inside("tiers", local).stdout
-        assert shown.startswith(f"local   {local}\nremote  {remote}\nif this node dies now, lost: ")
+        assert shown.startswith("if this node dies now, lost: ")
+        assert f"\nlocal   {local}\nremote  {remote}\n" in shown
         assert "what was trained after step 2" in shown
         ckpt.remove(2)
         assert ckpt.steps() == [1]

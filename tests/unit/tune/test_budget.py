@@ -45,7 +45,7 @@ def test_what_was_spent_is_left_no_more() -> None:
     for _ in range(2):
         made.spend(Measurement(took_s=20, spent_s=30, written_bytes=300))
     assert (made.spent_s, made.written_bytes) == (60, 600)
-    assert (made.left_s, made.left_bytes) == (40, 400)
+    assert made.left_cost == Cost(time_s=40, written_bytes=400)
 
 
 def test_what_is_set_aside_is_not_the_races() -> None:
@@ -58,7 +58,7 @@ def test_what_is_set_aside_is_not_the_races() -> None:
     assert made.share == cost(75, 550)
     made.spend(Measurement(took_s=1, spent_s=15, written_bytes=55))
     assert made.share == cost(75, 550)
-    assert (made.left_s, made.left_bytes) == (75, 745)
+    assert made.left_cost == Cost(time_s=75, written_bytes=745)
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,7 @@ def test_a_baseline_that_is_no_contender_is_compared_but_not_chosen() -> None:
     assert verdict.over_baseline.ratio.ratio == pytest.approx(0.5, rel=0.02)
     del made.losses["buffered"][0], made.losses["buffered"][1]
     assert made.verdict() is None
-    made.fail("buffered", "OSError: no")
+    made.failed["buffered"] = "OSError: no"
     verdict = made.verdict()
     assert verdict is not None
     assert verdict.over_baseline is None
@@ -76,7 +76,7 @@ def test_equals_are_named() -> None:
 def test_a_failure_is_not_chosen() -> None:
     """A leader with wrong bytes is not chosen, whatever its rate."""
     made = confirmed(winner=1.0, known=1.5, buffered=2.0)
-    made.fail("winner", "3 of 9 tensors came back other than they were saved")
+    made.failed["winner"] = "3 of 9 tensors came back other than they were saved"
     verdict = made.verdict()
     assert verdict is not None
     assert (verdict.chosen, verdict.refuted) == ("known", True)
@@ -113,7 +113,7 @@ def test_five_rounds_are_enough_for_a_claim(rounds: int, enough: bool) -> None:
     assert made.enough is enough
     del made.losses["known"][0]
     assert made.enough is (rounds > 5)
-    made.fail("known", "OSError: no")
+    made.failed["known"] = "OSError: no"
     assert made.enough is enough
 
 
@@ -145,12 +145,12 @@ def test_excess_counts_contenders_that_were_eliminated_but_not_those_that_failed
     """Two rounds of one that is 10% better leave an excess of 10% or more."""
     made = confirmed(winner=1.0, known=1.2, buffered=2.0)
     assert made.excess("winner") < 0
-    made.join(["early"])
+    made.contenders += ["early"]
     for number in range(2):
         made.record("early", number, 0.9)
-    made.eliminate("early")
+    made.eliminated.add("early")
     assert made.excess("winner") > 0.1
-    made.fail("early", "wrong bytes")
+    made.failed["early"] = "wrong bytes"
     assert made.excess("winner") < 0
 
 

@@ -9,16 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from iobench.tune.emit import check_config, write
+from iobench.cli.autotune import _check_config
+from iobench.cli.pages import write_file
 from iobench.writers.buffered import BufferedWriter
 from iobench.writers.config import dump_writer, read_config
 
 _COPY = """
 import sys
 from pathlib import Path
-from iobench.tune.emit import check_config, write
-check_config(Path(sys.argv[1]))
-write(Path(sys.argv[2]), Path(sys.argv[1]).read_bytes().decode())
+from iobench.cli.autotune import _check_config
+from iobench.cli.pages import write_file
+_check_config(Path(sys.argv[1]))
+write_file(Path(sys.argv[2]), Path(sys.argv[1]).read_bytes())
 """
 
 
@@ -46,8 +48,8 @@ def test_it_is_durable_on_return(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         fsync(fd)
 
     monkeypatch.setattr(os, "fsync", syncing)
-    write(path, dump_writer(BufferedWriter()))
+    write_file(path, dump_writer(BufferedWriter()).encode())
     assert done == [("file", False), ("directory", True)]
     assert read_config(path).name == "buffered"
     assert os.listdir(tmp_path) == ["writer.toml"]
-    check_config(path)
+    _check_config(path)
