@@ -14,7 +14,7 @@ import xxhash
 from iobench.errors import DataMismatchError
 from iobench.formats.tensors import torch_dtype
 from iobench.offload.layout import BLOCK, DATA_FILES, DataFile, ParameterPiece, StateLayout
-from iobench.offload.mover import Mover, Speed
+from iobench.offload.mover import Mover
 from iobench.offload.record import (
     NOWHERE,
     ROW,
@@ -113,12 +113,11 @@ class ChunkReader:
         self,
         store: GenerationStore,
         name: DataFile,
-        speed: Speed,
         loaded: Callable[[ChunkBuffer], None],
     ) -> None:
         self._store, self._name, self._loaded = store, name, loaded
         self._file = store.file(name)
-        self._mover = Mover(self._file, writes=False, **speed)
+        self._mover = Mover(self._file, store.speed, writes=False)
         self._begun: deque[ChunkBuffer] = deque()
         self._complete: set[int] = set()
 
@@ -186,7 +185,6 @@ def read_chunks(
     record: GenerationRecord,
     name: DataFile,
     deliver: Callable[[ChunkBuffer], None],
-    speed: Speed,
 ) -> None:
     """Read all chunks of a generation from one file: "parameters" is 2 of 14 bytes for 16-bit
     parameters.
@@ -203,7 +201,7 @@ def read_chunks(
             deliver(buffer)
             free.append(buffer)
 
-        with ChunkReader(store, name, speed, loaded) as reader:
+        with ChunkReader(store, name, loaded) as reader:
             for chunk, row in enumerate(record.rows):
                 if int(row["slot"]) == NOWHERE:
                     raise DataMismatchError(f"{store.state.path}: chunk {chunk} was never written")
@@ -227,13 +225,12 @@ class ChunkWriter:
     def __init__(
         self,
         store: GenerationStore,
-        speed: Speed,
         written: Callable[[ChunkBuffer, np.void], None],
     ) -> None:
         self._store, self._written = store, written
-        self._state = Mover(store.state, writes=True, **speed)
+        self._state = Mover(store.state, store.speed, writes=True)
         try:
-            self._parameters = Mover(store.parameters, writes=True, **speed)
+            self._parameters = Mover(store.parameters, store.speed, writes=True)
         except BaseException:
             self._state.close()
             raise

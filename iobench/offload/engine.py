@@ -32,7 +32,7 @@ import torch
 
 from iobench.errors import OptionError, TransferError, UsageError
 from iobench.offload.chunks import ChunkBuffer, ChunkReader, ChunkWriter, DamagedChunkError
-from iobench.offload.mover import Speed
+from iobench.offload.files import Speed
 from iobench.offload.record import GenerationRecord, Pin, check_fits
 from iobench.offload.store import GenerationStore
 from iobench.offload.update import ChunkUpdate, TrainerModel
@@ -431,7 +431,7 @@ class Engine:
         self._to_write.put(None)
 
     def _read_all(self) -> None:
-        with ChunkReader(self.store, "state", self.options.speed, self._loaded.put) as reader:
+        with ChunkReader(self.store, "state", self._loaded.put) as reader:
             while (chunks := self._to_read.get()) is not None:
                 for chunk, row in chunks:
                     if not self._read(chunk, row, reader):
@@ -463,7 +463,7 @@ class Engine:
             return None
 
     def _write_all(self) -> None:
-        with ChunkWriter(self.store, self.options.speed, self._written) as writer:
+        with ChunkWriter(self.store, self._written) as writer:
             while True:
                 try:
                     work = self._to_write.get(block=not len(writer))

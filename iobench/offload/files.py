@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from pathlib import Path
+from typing import NamedTuple
 
 from iobench import linux
 from iobench.errors import DataMismatchError, TargetError, TransferError, transfer_errors
@@ -84,6 +85,13 @@ def read_layout(directory: Path) -> StateLayout:
         ) from None
     except OSError as error:
         raise TransferError.wrap(error, "reading", path) from error
+
+
+class Speed(NamedTuple):
+    """`iodepth` blocks of `block_size` bytes are in flight in each direction."""
+
+    iodepth: int = 8
+    block_size: int = 4 << 20
 
 
 class StateFile:

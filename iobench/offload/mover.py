@@ -11,10 +11,9 @@ import os
 import queue
 import warnings
 from collections.abc import Callable
-from typing import TypedDict
 
 from iobench.errors import UnavailableError, transfer_errors
-from iobench.offload.files import StateFile
+from iobench.offload.files import Speed, StateFile
 from iobench.writers.blocks.interrupt_safe import Worker
 from iobench.writers.direct.engine import CompletionLatch
 from iobench.writers.direct.in_flight import (
@@ -31,13 +30,6 @@ from iobench.writers.transfer import Meter
 _MOST_THREADS = 16
 
 
-class Speed(TypedDict):
-    """`iodepth` blocks of `block_size` bytes are in flight in each direction."""
-
-    iodepth: int
-    block_size: int
-
-
 class Mover:
     """Writes to one file, or reads from one, by a ring of its own. Used by one thread.
 
@@ -45,13 +37,13 @@ class Mover:
     kernel moves the memory itself: nothing is copied. `close` waits for all pieces in flight.
     """
 
-    def __init__(self, file: StateFile, *, writes: bool, iodepth: int, block_size: int) -> None:
-        self._file, self._iodepth, self._block_size = file, iodepth, block_size
+    def __init__(self, file: StateFile, speed: Speed, *, writes: bool) -> None:
+        self._file, self._speed = file, speed
         self._direct = DirectFile(fd=file.fd, alignment=file.alignment)
         self._doing = "writing" if writes else "reading"
         self._meter = Meter()
         self._in_flight = InFlight(
-            _open_any_ring(iodepth), writes=writes, path="io_uring direct", meter=self._meter
+            _open_any_ring(speed.iodepth), writes=writes, path="io_uring direct", meter=self._meter
         )
 
     def __len__(self) -> int:
@@ -65,10 +57,10 @@ class Mover:
         whether it was moved. Raises TransferError, DataMismatchError, possibly of earlier data.
         """
         with transfer_errors(self._doing, self._file.path), CompletionLatch(on_complete) as latch:
-            for begin in range(0, len(data), self._block_size):
-                while len(self._in_flight) >= self._iodepth:
+            for begin in range(0, len(data), self._speed.block_size):
+                while len(self._in_flight) >= self._speed.iodepth:
                     self._in_flight.wait_one()
-                piece = data[begin : begin + self._block_size]
+                piece = data[begin : begin + self._speed.block_size]
                 self._in_flight.submit(
                     DirectOperation(self._direct, piece, offset + begin, len(piece), latch.part())
                 )

@@ -13,7 +13,6 @@ import torch
 
 from iobench.errors import DataMismatchError, StateError, UsageError
 from iobench.offload.chunks import ChunkBuffer, read_chunks
-from iobench.offload.mover import Speed
 from iobench.offload.record import GenerationRecord, Pin
 from iobench.offload.shards import ShardRanks
 from iobench.offload.store import GenerationStore
@@ -115,7 +114,6 @@ def restore(
     parameters: Sequence[torch.Tensor],
     wanted: Wanted,
     ranks: ShardRanks,
-    speed: Speed,
     *,
     verify: bool,
 ) -> tuple[GenerationRecord, Restored]:
@@ -131,8 +129,8 @@ def restore(
         try:
             store.check_headers(one.record)
             if verify or not one.kept:
-                read_chunks(store, one.record, "state", lambda _: None, speed)
-            fill_parameters(store, one.record, parameters, speed)
+                read_chunks(store, one.record, "state", lambda _: None)
+            fill_parameters(store, one.record, parameters)
         except DataMismatchError as error:
             if not one.kept:  # no damage: its slots were used again
                 passed.append(f"generation {one.record.generation} was overwritten")
@@ -227,7 +225,6 @@ def fill_parameters(
     store: GenerationStore,
     record: GenerationRecord,
     parameters: Sequence[torch.Tensor],
-    speed: Speed,
 ) -> None:
     """Give the values of a generation to the contiguous tensors `parameters`."""
 
@@ -237,4 +234,4 @@ def fill_parameters(
                 value = flat_view(parameters[piece.parameter])[piece.begin : piece.end]
                 value.copy_(buffer.parameter(piece))
 
-    read_chunks(store, record, "parameters", deliver, speed)
+    read_chunks(store, record, "parameters", deliver)

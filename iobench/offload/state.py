@@ -90,7 +90,7 @@ class OptimizerState:
                 memory_bytes=self._options.memory_bytes,
                 chunk_elements=chunk_elements,
             )
-            return GenerationStore.create(self.directory, layout)
+            return GenerationStore.create(self.directory, layout, self._options.speed)
 
         self._attach(self.ranks.each(create))
 
@@ -103,10 +103,8 @@ class OptimizerState:
         opened: list[GenerationStore] = []
         try:
             self.ranks.each(lambda: opened.append(self._opened()))
-            (store,), speed = opened, self._options.speed
-            record, restored = restore(
-                store, self.parameters(), wanted, self.ranks, speed, verify=verify
-            )
+            (store,) = opened
+            record, restored = restore(store, self.parameters(), wanted, self.ranks, verify=verify)
             put_values(self.groups, record.groups)
         except BaseException:
             for one in opened:
@@ -117,7 +115,7 @@ class OptimizerState:
 
     def _opened(self) -> GenerationStore:
         specs = specs_of(self.groups)
-        store = GenerationStore.open(self.directory)
+        store = GenerationStore.open(self.directory, self._options.speed)
         try:
             store.layout.check_same(specs, str(self.directory))
             found = store.newest and kind_of(store.newest.groups[0])
@@ -131,7 +129,9 @@ class OptimizerState:
     def reopen(self) -> None:
         """Open the files if they are closed, for work that replaces all of the state."""
         if self.closed:
-            self._attach(self.ranks.each(lambda: GenerationStore.open(self.directory)))
+            self._attach(
+                self.ranks.each(lambda: GenerationStore.open(self.directory, self._options.speed))
+            )
 
     def _attach(self, store: GenerationStore) -> None:
         """Start the engine on `store`, which is closed if that fails."""

@@ -17,7 +17,6 @@ from iobench.formats.tensors import torch_dtype
 from iobench.offload.chunks import ChunkBuffer, read_chunks
 from iobench.offload.groups import check_values, kept_values, put_values
 from iobench.offload.layout import ADAM, StateLayout
-from iobench.offload.mover import Speed
 from iobench.offload.record import GenerationRecord
 from iobench.offload.restore import Wanted, candidates, fill_parameters
 from iobench.offload.shards import local_part, local_shard
@@ -29,14 +28,12 @@ from iobench.writers.buffered import BufferedWriter
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-_SPEED = Speed(iodepth=8, block_size=4 << 20)
 _SUFFIXES = (".safetensors", ".pt", ".pth")
 
 
 def stock_state(
     store: GenerationStore,
     record: GenerationRecord,
-    speed: Speed,
     *,
     whole: bool = False,
 ) -> dict[int, dict[str, torch.Tensor]]:
@@ -64,7 +61,7 @@ def stock_state(
                 if name in made:
                     flat_view(made[name])[piece.begin : piece.end].copy_(place(piece, part))
 
-    read_chunks(store, record, "state", deliver, speed)
+    read_chunks(store, record, "state", deliver)
     return state
 
 
@@ -79,7 +76,7 @@ def state_dict_of(here: OptimizerState, *, whole: bool = False) -> dict[str, Any
     record, parameters = engine.store.base, here.parameters()
     state: dict[int, dict[str, torch.Tensor]] = {}
     if record is not None:
-        state = stock_state(engine.store, record, engine.options.speed, whole=whole)
+        state = stock_state(engine.store, record, whole=whole)
     for index, values in state.items():
         if is_sharded(parameters[index]):
             for name in values.keys() & {*ADAM}:
@@ -214,7 +211,7 @@ def export(directory: Path, wanted: Wanted, output: Path) -> int:
 def _parameters(store: GenerationStore, record: GenerationRecord) -> dict[str, torch.Tensor]:
     specs = store.layout.parameters
     made = [torch.empty(one.shape, dtype=torch_dtype(one.dtype)) for one in specs]
-    fill_parameters(store, record, made, _SPEED)
+    fill_parameters(store, record, made)
     return {spec.name: tensor for spec, tensor in zip(specs, made, strict=True)}
 
 
@@ -226,4 +223,4 @@ def _state_dict(store: GenerationStore, record: GenerationRecord) -> dict[str, A
         names = [specs[index].name for index in own]
         betas = {"betas": tuple(values["betas"])} if "betas" in values else {}
         groups.append({**values, **betas, "params": own, "param_names": names})
-    return {"state": stock_state(store, record, _SPEED), "param_groups": groups}
+    return {"state": stock_state(store, record), "param_groups": groups}

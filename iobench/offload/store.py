@@ -25,6 +25,7 @@ import numpy as np
 from iobench.errors import DataMismatchError, TargetError, UsageError
 from iobench.offload.files import (
     LAYOUT,
+    Speed,
     StateFile,
     file_sizes,
     make_files,
@@ -60,8 +61,11 @@ class GenerationStore:
     One thread calls `free_slot`, `commit` and `pin`. Any thread may read the other members.
     """
 
-    def __init__(self, directory: Path, lock: DirectoryLock, layout: StateLayout) -> None:
+    def __init__(
+        self, directory: Path, lock: DirectoryLock, layout: StateLayout, speed: Speed
+    ) -> None:
         self.directory, self.layout, self._directory_lock = directory, layout, lock
+        self.speed = speed
         self._lock = threading.Lock()
         self._free: npt.NDArray[np.intp] | None = None
         """A slot of each chunk that no kept generation uses, until those change."""
@@ -93,7 +97,7 @@ class GenerationStore:
         self._newest = next((one for one in self.records() if not one.damaged), None)
 
     @classmethod
-    def create(cls, directory: Path, layout: StateLayout) -> GenerationStore:
+    def create(cls, directory: Path, layout: StateLayout, speed: Speed) -> GenerationStore:
         """Make a new state in `directory`. Raises TargetError if it has one, or lacks the space."""
         lock = lock_directory(directory, "optimizer")
         try:
@@ -102,18 +106,18 @@ class GenerationStore:
                 (directory / LAYOUT).unlink()
                 sync_directory(directory)
             make_files(directory, layout)
-            return cls(directory, lock, layout)
+            return cls(directory, lock, layout, speed)
         except BaseException:
             lock.release()
             raise
 
     @classmethod
-    def open(cls, directory: Path) -> GenerationStore:
+    def open(cls, directory: Path, speed: Speed = Speed()) -> GenerationStore:  # noqa: B008 -- immutable
         """Open the state in `directory`. Raises TargetError if it has none or is in use."""
         read_layout(directory)  # a directory without a state gets no lock file
         lock = DirectoryLock(directory, "optimizer")
         try:
-            return cls(directory, lock, read_layout(directory))
+            return cls(directory, lock, read_layout(directory), speed)
         except BaseException:
             lock.release()
             raise

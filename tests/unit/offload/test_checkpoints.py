@@ -101,7 +101,7 @@ def test_what_resume_took_is_not_read_again(
     real = GenerationStore.open
     with _opened(tmp_path) as (optimizer, ckpt):
         monkeypatch.setattr(
-            GenerationStore, "open", lambda path, **how: (opened.append(path), real(path, **how))[1]
+            GenerationStore, "open", lambda path, *how: (opened.append(path), real(path, *how))[1]
         )
         ckpt.load()
         assert opened == []
