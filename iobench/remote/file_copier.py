@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from iobench.regular_file import read_regular
 from iobench.remote.queue import NOT_DURABLE, DrainQueue, Queued
 from iobench.remote.remote import RemoteTier
 from iobench.remote.source_file import BLOCK_BYTES, LocalDamageError, PinnedFiles, SourceFile
-from iobench.writers.base import LocalSource, Source
+from iobench.writers.base import Source
 from iobench.writers.image import Bytes
 
 
@@ -276,47 +276,32 @@ class FileCopier:
         pinned: Sequence[PinnedGeneration] = (),
     ) -> int:
         """Do what rank 0 asks for with the files of this rank. Return the bytes sent."""
-        if order["do"] == "send":
-            return self._send(order, files, pinned)
-        if order["do"] == "compare":
-            self._compare(order["step"], files, pinned)
-        else:
+        if order["do"] == "read back":
             read_back(files, order["place"], self.remote.writer.open_source, self.limit.wait)
-        return 0
-
-    def _send(
-        self,
-        order: Mapping[str, Any],
-        files: Sequence[FileRecord],
-        pinned: Sequence[PinnedGeneration],
-    ) -> int:
-        copy, sent = self.remote.copy(order["place"], order["serial"], self.limit), 0
-        directory = self.local.locate(order["step"])
-        for file in files:
-            with SourceFile(directory, file.path, file.size_bytes) as source:
-                sent += copy.send(source)
-        for one in pinned:
-            for file in one.files:
-                with self._opened(one, file) as source:
+            return 0
+        copy, sent = None, 0
+        if order["do"] == "send":
+            copy = self.remote.copy(order["place"], order["serial"], self.limit)
+        for where, file, opened in self._opened(order["step"], files, pinned):
+            with opened as source:
+                if copy is not None:
                     sent += copy.send(source)
+                else:
+                    compare_file(file, self._limited(source), os.path.join(where, file.path))
         return sent
 
-    def _compare(
+    def _opened(
         self, step: int, files: Sequence[FileRecord], pinned: Sequence[PinnedGeneration]
-    ) -> None:
-        read_back(files, str(self.local.locate(step)), LocalSource, self.limit.wait)
+    ) -> Iterator[tuple[str | Path, FileRecord, SourceFile]]:
+        """Open the local files one after another. Yield the directory, the record and the file."""
+        directory = self.local.locate(step)
+        for file in files:
+            yield directory, file, SourceFile(directory, file.path, file.size_bytes)
         for one in pinned:
+            if self.offload is None:
+                raise LocalDamageError(f"{one.directory}: the optimizer is not open")
             for file in one.files:
-                with self._opened(one, file) as source:
-                    where = os.path.join(one.directory, file.path)
-                    compare_file(file, self._limited(source), where)
-
-    @contextmanager
-    def _opened(self, pinned: PinnedGeneration, file: FileRecord) -> Iterator[SourceFile]:
-        if self.offload is None:
-            raise LocalDamageError(f"{pinned.directory}: the optimizer is not open")
-        with self.offload.open_file(pinned, file) as source:
-            yield source
+                yield one.directory, file, self.offload.open_file(one, file)
 
     def _limited(self, source: SourceFile) -> Iterator[Bytes]:
         for block in source.blocks():
