@@ -150,7 +150,7 @@ class Structure(Template):
         leaves = [tensors[number].detach() for number in self._tensors]
         for at in self._shared:
             leaves[at] = _memory_at(leaves[at], int(self._shifts[at]), int(self._reaches[at]))
-        return PartsImage(path, [self._file.header, *map(tensor_memory, leaves)])
+        return PartsImage(path, [self._file.text, *map(tensor_memory, leaves)])
 
     def image(self, path: str, located: Located, tensors: list[torch.Tensor]) -> ScatteredImage:
         """Return the tensor file on the memory of a CPU state."""

@@ -20,8 +20,8 @@ import torch
 from iobench.errors import UnavailableError
 from iobench.formats import torch_tensor
 from iobench.formats.checked_image import RunningChecksums
-from iobench.formats.many_parts import Numbers, PartsImage, ScatteredImage
-from iobench.formats.tensor_layouts import numbers
+from iobench.formats.many_parts import Numbers, PartsImage
+from iobench.formats.tensor_layouts import FileLayout
 from iobench.formats.torch_tensor import Settings, TensorFile
 from iobench.writers.device.staging import DeviceCopies, StagedImage
 from iobench.writers.image import AnyMemory, Bytes, FileImage, HostBytes, WrappedImage
@@ -68,10 +68,8 @@ class DcpFile:
         self.size_bytes = position
         self._stored = [item for item in self.items if item.data_bytes]
         self._text, self._cuts = bytes(text), [*cuts, len(text)]
-        lengths = [0] * (2 * len(self._stored) + 1)
-        lengths[::2] = [stop - start for start, stop in itertools.pairwise(self._cuts)]
-        lengths[1::2] = [item.data_bytes for item in self._stored]
-        self._lengths = lengths
+        sizes = [item.data_bytes for item in self._stored]
+        self._layout = FileLayout(self._text, sizes, self._cuts[1:-1])
 
     def image(
         self, path: str, addresses: Numbers, apart: Mapping[int, Bytes], owners: object
@@ -81,20 +79,9 @@ class DcpFile:
         A tensor whose number among them is in `apart` is there. `owners` keep the memory alive.
         The image has other checksums.
         """
-        held = np.frombuffer(self._text, dtype=np.uint8)
-        if not len(held):
+        if not self.size_bytes:
             return FileImage.of(path, [])
-        lengths = numbers(self._lengths)
-        places = np.empty(len(lengths), dtype=np.int64)
-        places[::2] = numbers(self._cuts[:-1]) + held.ctypes.data
-        places[1::2] = addresses
-        for number, memory in apart.items():
-            places[2 * number + 1] = memory.ctypes.data
-        filled = lengths > 0
-        lengths, places = lengths[filled], places[filled]
-        starts = list(itertools.accumulate(lengths.tolist(), initial=0))[:-1]
-        owned = (held, apart, owners)
-        return ScatteredImage(path, starts=starts, addresses=places, lengths=lengths, owners=owned)
+        return self._layout.image(path, addresses, apart, owners)
 
     def image_of(
         self, path: str, data: Sequence[AnyMemory], *, checked: bool, end: bytes = b""
@@ -127,15 +114,6 @@ class DcpFile:
             tail = np.frombuffer(template.tail(checksum()), dtype=np.uint8)
             text[cut : cut + len(tail)] = tail
             yield text[cut:stop]
-
-    def texts(self) -> list[tuple[int, Bytes]]:
-        """Return the offset in the file and the bytes of each part of the sample text."""
-        whole = np.frombuffer(self._text, dtype=np.uint8)
-        starts = list(itertools.accumulate(self._lengths, initial=0))[:-1][::2]
-        return [
-            (start, whole[cut:stop])
-            for start, (cut, stop) in zip(starts, itertools.pairwise(self._cuts), strict=True)
-        ]
 
     def image_in(self, path: str, memory: Bytes, end: bytes, *, begin: int = 0) -> FileImage:
         """Return the file in `memory`, and then `end`. The checksums are written into `memory`.

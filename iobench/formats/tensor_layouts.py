@@ -1,6 +1,6 @@
 """TensorLayouts: dtypes, shapes and strides of many tensors, compared quickly with those of others.
 
-FileLayout: a header and the parts after it, filled with addresses for each save.
+FileLayout: the text of a file and the parts in it, filled with addresses for each save.
 """
 
 from __future__ import annotations
@@ -188,30 +188,38 @@ def are_strided(tensors: Collection[torch.Tensor]) -> bool:
 
 
 class FileLayout:
-    """The bytes of a file's header, and the sizes of the parts that follow it: 1 byte or more."""
+    """The text of a file, and the sizes of the parts that are in it: 1 byte or more."""
 
-    def __init__(self, header: bytes, sizes: Sequence[int]) -> None:
-        self.header = np.frombuffer(header, dtype=np.uint8)
-        lengths = [len(header), *sizes]
-        self.starts = list(itertools.accumulate(lengths, initial=0))[:-1]
-        self.lengths = numbers(lengths)
+    def __init__(
+        self, text: bytes, sizes: Sequence[int], cuts: Sequence[int] | None = None
+    ) -> None:
+        """Part number i follows the first `cuts[i]` bytes of `text`; by default all of it."""
+        self.text = np.frombuffer(text, dtype=np.uint8)
+        stops = numbers([*([len(text)] * len(sizes) if cuts is None else cuts), len(text)])
+        self._cuts = np.concatenate([[0], stops[:-1]])
+        lengths = np.empty(2 * len(sizes) + 1, dtype=np.int64)
+        lengths[::2], lengths[1::2] = stops - self._cuts, sizes
+        self._filled = lengths > 0
+        self.lengths = lengths[self._filled]
+        self.starts: list[int] = (np.cumsum(self.lengths) - self.lengths).tolist()
 
     def image(
         self, path: str, addresses: Numbers, apart: Mapping[int, Bytes], owners: object
     ) -> ScatteredImage:
-        """Return the image of a file whose parts are at `addresses`.
+        """Return the image of a file with bytes, whose parts are at `addresses`, to be copied.
 
         A part whose number is in `apart` is there. `owners` keeps the other memory alive.
         """
-        places = np.concatenate([[self.header.ctypes.data], addresses])
-        for at, memory in apart.items():
-            places[at + 1] = memory.ctypes.data
+        places = np.empty(len(self._filled), dtype=np.int64)
+        places[::2], places[1::2] = self._cuts + self.text.ctypes.data, addresses
+        for number, memory in apart.items():
+            places[2 * number + 1] = memory.ctypes.data
         return ScatteredImage(
             path,
             starts=self.starts,
-            addresses=places,
+            addresses=places[self._filled],
             lengths=self.lengths,
-            owners=(self.header, apart, owners),
+            owners=(self.text, apart, owners),
         )
 
 
