@@ -19,7 +19,7 @@ from typing import Any
 from iobench.errors import UsageError
 from iobench.integrations.default_writer import CONFIG, EXEC
 from iobench.integrations.redirect.call_counts import Count, Function, merged
-from iobench.units import MIB, format_rate, format_size
+from iobench.units import MIB, count_of, format_rate, format_size
 from iobench.writers.base import Writer
 from iobench.writers.config import dump_writer
 from iobench.writers.local.new_file import write_text
@@ -155,13 +155,14 @@ def summary(outcome: ExecOutcome, writer: Writer) -> Iterator[str]:
             why = "the script saved and loaded nothing"
         yield f"nothing was redirected to {name}: {why}"
     else:
-        yield f"redirected to {name}, in {_number(outcome.processes, 'process', 'processes')}:"
+        processes = "1 process" if outcome.processes == 1 else f"{outcome.processes} processes"
+        yield f"redirected to {name}, in {processes}:"
     width = max((len(function) for function in outcome.functions), default=0)
     for function, entry in outcome.functions.items():
         if entry.redirected.calls:
             yield f"  {function:{width}}  {_moved(entry.redirected)}"
         for text, times in entry.fallbacks.items():
-            yield f"  {function:{width}}  {_number(times, 'call')} fell back: {text}"
+            yield f"  {function:{width}}  {count_of(times, 'call')} fell back: {text}"
         for reason, count in entry.stock.items():
             example = f" ({count.example})" if count.example else ""
             yield f"  {function:{width}}  {_plain(count)} by the stock function: {reason}{example}"
@@ -178,8 +179,4 @@ def _moved(count: Count) -> str:
 
 
 def _plain(count: Count) -> str:
-    return f"{_number(count.calls, 'call')}, {count.seconds:.3f} s"
-
-
-def _number(count: int, one: str, many: str = "") -> str:
-    return f"{count} {one if count == 1 else many or one + 's'}"
+    return f"{count_of(count.calls, 'call')}, {count.seconds:.3f} s"
