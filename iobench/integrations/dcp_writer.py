@@ -11,7 +11,6 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
 from math import prod
 from typing import IO, Any, cast
 
@@ -99,13 +98,13 @@ class StorageWriter(DcpStorage, StockStorageWriter, BlockingAsyncStager):
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         """Called by DCP: note whether this rank is the coordinator and saves with collectives."""
         del args
-        _saves.begin(self.checkpoint_id)
+        _Save(self.checkpoint_id)
         self._own_rank = None if kwargs.get("use_collectives", True) else kwargs.get("rank")
         self._finishes = is_coordinator or self._own_rank is not None
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         """Remove an old `.metadata`. With `overwrite=False` raise TargetError for one instead."""
-        with _saves.step():
+        with _step():
             self._remove_metadata(metadata_name(self._own_rank))
         if self._own_rank is not None:
             return dataclasses.replace(plan, storage_data=_StoragePrefix(f"__{self._own_rank}_"))
@@ -142,7 +141,7 @@ class StorageWriter(DcpStorage, StockStorageWriter, BlockingAsyncStager):
             name = f"{prefix}{number}{DEFAULT_SUFFIX}"
             return self._write_file(name, groups[number], planner, copies)
 
-        with _saves.step(last=not self._finishes), gpu_copies() as copies:
+        with _step(last=not self._finishes), gpu_copies() as copies:
             numbers = range(len(groups))
             files = map_in_workers(self._thread_count, write, numbers, caller_waits=True)
         self.transfers += [transfer for transfer, _ in files]
@@ -182,7 +181,7 @@ class StorageWriter(DcpStorage, StockStorageWriter, BlockingAsyncStager):
         metadata.storage_meta = self.storage_meta()
         name = metadata_name(self._own_rank)
         with (
-            _saves.step(last=True),
+            _step(last=True),
             self._writer.open(self._path(name)) as stream,
         ):
             pickle.dump(metadata, cast(IO[bytes], stream))
@@ -197,28 +196,38 @@ class StorageWriter(DcpStorage, StockStorageWriter, BlockingAsyncStager):
 class _Save:
     """One save, in the thread that has made this object.
 
-    `over`: the last step of this rank is done, or one of its steps has raised `failure`.
+    `over`: the last step of this rank is done, or one of its steps has raised `failure`. A save in
+    a thread of DCP is one that the script may never ask about: it may drop its future.
+
+    CPython joins these threads before it ends. A signal handler that raises SystemExit interrupts
+    this join, so it is repeated here. A save that begins later than the failure of another one
+    clears that failure: the script could have asked before. Saves may overlap.
     """
 
     def __init__(self, location: DcpLocation) -> None:
+        """Begin a save of this thread. One of the main thread raises its errors to the script."""
         self.thread = threading.current_thread()
         self.location, self.failure = os.fspath(location), ""
         self.over = threading.Event()
+        _own.save = self
+        with _lock:
+            _background[:] = [one for one in _background if one.runs]
+            if self.thread is not threading.main_thread():
+                _background.append(self)
+                interpreter_end.at_end(self, _Save.end)
 
-    @contextlib.contextmanager
-    def step(self, *, last: bool = False) -> Iterator[None]:
-        """Run one step of the save; `last` marks the last step of this rank."""
-        try:
-            yield
-        except BaseException as error:
-            self.failure = repr(error)
-            self.over.set()
-            raise
-        if last:
-            self.over.set()
+    @property
+    def runs(self) -> bool:
+        """Whether it has steps left. DCP may fail between two: then its thread ends."""
+        alive = (
+            self.thread is not threading.current_thread() and self.thread in threading.enumerate()
+        )
+        return alive and not self.over.is_set()
 
     def end(self) -> None:
         """Wait for the save at the end of the interpreter, and report its failure."""
+        if self not in _background:
+            return
         if not self.thread.daemon:
             # No join: after an interrupted join CPython 3.11 and 3.12 report the thread as ended.
             while self.thread in threading.enumerate() and not self.over.wait(0.05):
@@ -233,47 +242,24 @@ class _Save:
             interpreter_end.lost(f"async_save to {self.location} did not end")
 
 
-class _BackgroundSaves:
-    """The saves in threads of DCP that the script may never ask about: it may drop their futures.
-
-    CPython joins these threads before it ends. A signal handler that raises SystemExit interrupts
-    this join, so it is repeated here. A save that begins later than the failure of another one
-    clears that failure: the script could have asked before. Saves may overlap.
-    """
-
-    def __init__(self) -> None:
-        self._saves: list[_Save] = []
-        self._lock = threading.RLock()  # a signal handler may save too
-        self._own = threading.local()
-
-    def begin(self, location: DcpLocation) -> None:
-        """Begin a save of this thread. One of the main thread raises its errors to the script."""
-        self._own.save = save = _Save(location)
-        with self._lock:
-            self._saves = [one for one in self._saves if self._runs(one)]
-            if save.thread is not threading.main_thread():
-                self._saves.append(save)
-        interpreter_end.at_end(self, _BackgroundSaves._at_end)
-
-    @staticmethod
-    def _runs(save: _Save) -> bool:
-        """Whether the save has steps left. DCP may fail between two: then its thread ends."""
-        alive = (
-            save.thread is not threading.current_thread() and save.thread in threading.enumerate()
-        )
-        return alive and not save.over.is_set()
-
-    def step(self, *, last: bool = False) -> AbstractContextManager[None]:
-        """Run one step of this thread's save; `last` marks the last step of this rank."""
-        save: _Save | None = getattr(self._own, "save", None)
-        return contextlib.nullcontext() if save is None else save.step(last=last)
-
-    def _at_end(self) -> None:
-        for save in self._saves:
-            save.end()
+_background: list[_Save] = []
+_lock = threading.RLock()  # a signal handler may save too
+_own = threading.local()
 
 
-_saves = _BackgroundSaves()
+@contextlib.contextmanager
+def _step(*, last: bool = False) -> Iterator[None]:
+    """Run one step of this thread's save; `last` marks the last step of this rank."""
+    save: _Save | None = getattr(_own, "save", None)
+    try:
+        yield
+    except BaseException as error:
+        if save is not None:
+            save.failure = repr(error)
+            save.over.set()
+        raise
+    if last and save is not None:
+        save.over.set()
 
 
 def _size_bytes(item: WriteItem) -> int:
