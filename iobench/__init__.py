@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from iobench._version import __version__
 
 if TYPE_CHECKING:
-    from iobench.checkpoint.per_rank import PerRank, SavedPerRank
+    from iobench.checkpoint.rebuild import PerRank, SavedPerRank
     from iobench.checkpoint.restore import load_checkpoint
     from iobench.checkpoint.retention import KeepAll, KeepEvery, KeepLast
     from iobench.checkpoint.save import Save
@@ -74,12 +74,12 @@ _HOMES = {
     "KeepAll": "iobench.checkpoint.retention",
     "KeepEvery": "iobench.checkpoint.retention",
     "KeepLast": "iobench.checkpoint.retention",
-    "PerRank": "iobench.checkpoint.per_rank",
+    "PerRank": "iobench.checkpoint.rebuild",
     "Memory": "iobench.remote.memory",
     "Placement": "iobench.remote.placement",
     "Remote": "iobench.remote.remote",
     "Save": "iobench.checkpoint.save",
-    "SavedPerRank": "iobench.checkpoint.per_rank",
+    "SavedPerRank": "iobench.checkpoint.rebuild",
     "Partner": "iobench.replicas.partner",
     "Transfer": "iobench.writers.transfer",
     "VerifyFinding": "iobench.verification.inventory",

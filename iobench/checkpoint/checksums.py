@@ -8,7 +8,7 @@ import itertools
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 
 import numpy as np
@@ -42,14 +42,15 @@ class PieceDigests:
 
     def __init__(self, image: FileImage, pieces: Pieces) -> None:
         self._image, self._pieces = image, pieces
-        self._found, self._done = [""] * len(pieces), bytearray(len(pieces))
+        self.found = [""] * len(pieces)
+        """The checksums of all pieces, in hex; "" where it was not computed."""
 
     def compute(self, *, above: int = -1, before: int | None = None) -> None:
         """Compute what was not computed yet, of the pieces of more than `above` bytes.
 
         With `before`, of those that begin before this byte.
         """
-        pieces, found = self._pieces, self._found
+        pieces, found = self._pieces, self.found
         if pieces.largest_bytes <= above:
             return
         last = None if before is None else bisect.bisect_left(pieces.begins, before)
@@ -57,14 +58,13 @@ class PieceDigests:
         for first, last in self._runs(due):
             sizes = pieces.sizes[first:last]
             found[first:last] = _digests_of(self._image, pieces.begins[first], sizes)
-            self._done[first:last] = b"\1" * (last - first)
 
     def compute_in(self, start: int, stop: int, block: Bytes) -> None:
         """Compute the pieces that are whole in the bytes [start, stop), of which `block` is a copy.
 
         The copy is in the cache of the processor. Other pieces are left to `compute`.
         """
-        begins, ends, found = self._pieces.begins, self._pieces.ends, self._found
+        begins, ends, found = self._pieces.begins, self._pieces.ends, self.found
         first = bisect.bisect_left(begins, start)
         last = bisect.bisect_right(ends, stop, lo=first)
         if first >= last:
@@ -76,25 +76,20 @@ class PieceDigests:
                 found[first:last], begins[first:last], ends[first:last], strict=True
             )
         ]
-        self._done[first:last] = b"\1" * (last - first)
-
-    @property
-    def found(self) -> list[str]:
-        """The checksums of all pieces, in hex; "" where it was not computed."""
-        return self._found
 
     def record(self) -> FileRecord:
         """Return the record of the file, after `compute`."""
         with collector_paused():
-            listed = tuple(map(Piece, self._pieces.names, self._pieces.sizes, self._found))
+            listed = tuple(map(Piece, self._pieces.names, self._pieces.sizes, self.found))
         return FileRecord(path=self._image.path, size_bytes=self._image.size_bytes, pieces=listed)
 
     def _missing(self, last: int | None) -> Iterator[int]:
         """Yield the numbers of the pieces without a checksum: few among many, as a rule."""
-        at = self._done.find(0, 0, last)
-        while at >= 0:
-            yield at
-            at = self._done.find(0, at + 1, last)
+        with suppress(ValueError):  # no more of them
+            at, last = -1, len(self.found) if last is None else last
+            while True:
+                at = self.found.index("", at + 1, last)
+                yield at
 
     def _runs(self, numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
         """Yield [first, last) of consecutive pieces: one large piece, or up to `_RUN` bytes."""
@@ -147,40 +142,33 @@ def recorded(
     Of a StreamedImage the thread computes all of them, and raises why the save fails. Memory of a
     device is copied for the checksums, apart from the copies of the writer.
     """
-    with staged(image, Meter()) as on_host:
-        yield from _recorded(image, PieceDigests(on_host, pieces), by_block=by_block)
-
-
-def _recorded(
-    image: FileImage, digests: PieceDigests, *, by_block: bool
-) -> Iterator[tuple[FileImage, PieceDigests]]:
     streamed = image if isinstance(image, StreamedImage) else None
     at_once = streamed is not None or image.on_device or image.in_one_piece(0, image.size_bytes)
     by_block = by_block and not at_once
-    above = _SMALL if by_block else -1
     # A channel is a reference cycle with its function, so that must not hold the image's memory.
-    channel: Channel[tuple[PieceDigests, int, StreamedImage | None]] = Channel(
-        lambda: channel.serve(_compute), name="iobench-checksums", limit=2
+    channel: Channel[Callable[[], None]] = Channel(
+        lambda: channel.serve(lambda compute: compute()), name="iobench-checksums", limit=2
     )
-    all_of_them = functools.cache(lambda: channel.submit(Lease((digests, -1, None))))
-    sent = _RecordedImage(image, _digests=digests, _compute=all_of_them) if by_block else image
-    try:
-        channel.submit(Lease((digests, above, streamed)))
-        yield sent, digests
-        channel.drain()
-        if streamed is not None:
-            streamed.written()
-        digests.compute()  # pieces in two blocks
-    finally:
-        channel.close()
+    with staged(image, Meter()) as on_host:
+        digests = PieceDigests(on_host, pieces)
 
+        def compute() -> None:
+            if streamed is not None:
+                digests.compute(before=streamed.begin)
+                streamed.hashed()
+            digests.compute(above=_SMALL if by_block else -1)
 
-def _compute(wanted: tuple[PieceDigests, int, StreamedImage | None]) -> None:
-    digests, above, streamed = wanted
-    if streamed is not None:
-        digests.compute(before=streamed.begin)
-        streamed.hashed()
-    digests.compute(above=above)
+        all_of_them = functools.cache(lambda: channel.submit(Lease(digests.compute)))
+        sent = _RecordedImage(image, _digests=digests, _compute=all_of_them) if by_block else image
+        try:
+            channel.submit(Lease(compute))
+            yield sent, digests
+            channel.drain()
+            if streamed is not None:
+                streamed.written()
+            digests.compute()  # pieces in two blocks
+        finally:
+            channel.close()
 
 
 class _RecordedImage(WrappedImage):

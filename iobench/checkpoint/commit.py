@@ -35,6 +35,7 @@ from iobench.checkpoint.place import (
     PartOffer,
     PartTarget,
     Place,
+    SaveJob,
     SaveParticipant,
     Tier,
     Written,
@@ -49,15 +50,6 @@ from iobench.writers.s3_store.target import is_s3
 
 _NEXT = "next checkpoint"
 _BEGIN = "the begin of a save"
-
-
-class _Job(NamedTuple):
-    """What this rank writes, and how. The tensors are in `memory`, or else in the trainer's own."""
-
-    save: Save
-    content: Content
-    memory: Bytes | None
-    target: PartTarget
 
 
 class _Own(NamedTuple):
@@ -84,7 +76,7 @@ class Committer:
     rate_bytes_per_s: int | None = None
     tier: Tier | None = None
     offering: Callable[[Order, Save], AbstractContextManager[PartOffer]] | None = None
-    participant: SaveParticipant | None = None
+    participant: SaveParticipant
     gone: Callable[[], list[int]] = list
     """Returns the numbers of dropped saves that were not announced yet, in rank 0."""
     _order: Order | None = field(default=None, init=False)
@@ -109,12 +101,11 @@ class Committer:
             writer=self.writer,
             rate_bytes_per_s=self.rate_bytes_per_s if limited else None,
         )
-        job = _Job(save, content, memory, target)
+        job = SaveJob(save, content, memory, target)
         try:
             committed = self._follow(job) if self.ledger is None else self._lead(self.ledger, job)
         finally:
-            if self.participant is not None:
-                self.participant.ended(save)
+            self.participant.ended(save)
         save.status = "committed"
         return committed
 
@@ -125,9 +116,9 @@ class Committer:
             self._order = Order(**found)
         return self._order
 
-    def _lead(self, ledger: Ledger, job: _Job) -> Committed:
+    def _lead(self, ledger: Ledger, job: SaveJob) -> Committed:
         save, content = job.save, job.content
-        order = Order(content.number, save.step, gone=self.gone())
+        order = Order(content.number, save.step)
         try:
             self._check(save)
             if save.error is None:  # an interrupted save may be complete
@@ -136,12 +127,11 @@ class Committer:
             assert self.place is not None
             place: Place | None = self.place(save, content)
         except BaseException as failure:
-            self._conclude(order, failure, announced=False)
+            self._conclude(order, failure)
             raise
         committed: Committed | None = None
         while place is not None:
             committed, place = self._attempt(place, job, order)
-            order = order._replace(gone=())
         assert committed is not None
         return committed
 
@@ -154,10 +144,10 @@ class Committer:
             raise save.error
 
     def _attempt(
-        self, place: Place, job: _Job, order: Order
+        self, place: Place, job: SaveJob, order: Order
     ) -> tuple[Committed | None, Place | None]:
         """Write the checkpoint at `place`. Return what this rank wrote, or the next place."""
-        save, announced = job.save, False
+        save = job.save
         try:
             with place.staged(save, order.serial) as staged:
                 order = order._replace(
@@ -165,15 +155,12 @@ class Committer:
                     remote=place.remote,
                     limit_s=place.limit_s,
                 )
-                announced = True
-                self.control.broadcast(_NEXT, order.to_json())
+                self._announce(order)
                 own = self._part(job, order)
                 votes = self._votes(own, order)
                 assert own.written is not None
                 made = partial(self._manifest, save, order, place)
-                manifest = self.format.publish(
-                    save, job.content, own.written, staged, votes, made, place
-                )
+                manifest = self.format.publish(job, own.written, staged, votes, made, place)
                 save.status = "committed"
                 place.committed(save, manifest)
             probe = 0 if job.memory is None else place.probe_bytes(self.control.world.size)
@@ -186,10 +173,10 @@ class Committer:
                 raise
             instead = place.instead(save, failure)
             if instead is not None:
-                if announced:
+                if order.directory:
                     self._end(order, Ending(_failed(failure), again=True))
                 return None, instead
-            self._conclude(order, failure, announced=announced)
+            self._conclude(order, failure)
             raise
         self._end(order, Ending(probe=probe))
         if probe:
@@ -214,26 +201,29 @@ class Committer:
             **more,
         )
 
+    def _announce(self, order: Order) -> None:
+        self.control.broadcast(_NEXT, order._replace(gone=self.gone()).to_json())
+
     def _end(self, order: Order, ending: Ending) -> None:
         result = {**ending._asdict(), "failed": dict(ending.failed)}
         self.control.broadcast(_commit_phase(order.step), result)
 
-    def _conclude(
-        self, order: Order, failure: BaseException | None, *, announced: bool = True
-    ) -> None:
-        """Tell the others how the save ended; raise what they raise."""
+    def _conclude(self, order: Order, failure: BaseException | None) -> None:
+        """Tell the others how the save ended; raise what they raise.
+
+        A save without a directory was not announced yet.
+        """
         if self.control.world.size == 1:
             return
         failed = _failed(failure)
-        if not announced:
-            order = order._replace(failed=failed)
-            self.control.broadcast(_NEXT, order.to_json())
+        if not order.directory:
+            self._announce(order._replace(failed=failed))
             raise self._error(_BEGIN, failed) from failure
         self._end(order, Ending(failed))
         if isinstance(failure, Exception):
             raise self._error(_commit_phase(order.step), failed) from failure
 
-    def _probe(self, share: int, job: _Job) -> None:
+    def _probe(self, share: int, job: SaveJob) -> None:
         """Measure the local tier: every rank writes a part of its snapshot there, and removes it.
 
         The time is that of the slowest rank.
@@ -261,7 +251,7 @@ class Committer:
         ]
         return RankError("; ".join(texts), ranks=ranks)
 
-    def _follow(self, job: _Job) -> Committed:
+    def _follow(self, job: SaveJob) -> Committed:
         save, order = job.save, self.announced()
         assert order.number == job.content.number  # see Turns
         self._order = None
@@ -305,7 +295,7 @@ class Committer:
         phase = f"vote on step {order.step}"
         return self.control.gather(phase, vote)
 
-    def _part(self, job: _Job, order: Order) -> _Own:
+    def _part(self, job: SaveJob, order: Order) -> _Own:
         """Write the files of this rank."""
         save = job.save
         waits = nullcontext() if self.tier is None else self.tier.saving()
@@ -316,7 +306,7 @@ class Committer:
                 if save.step != order.step:
                     raise StateError(f"this rank saves step {save.step}, rank 0 step {order.step}")
                 with self._target(order, job.target) as here:
-                    written = self.format.write(save, job.content, job.memory, here, offer)
+                    written = self.format.write(job._replace(target=here), offer)
                 save.transfer = written.transfer
                 if not written.transfer.durable:
                     raise TransferError(

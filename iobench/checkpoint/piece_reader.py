@@ -181,22 +181,19 @@ class PieceReader:
 
 
 @contextmanager
-def piece_reader(
-    control: Control,
-    mode: RestoreMode,
-    held: Callable[[], HeldFiles | None] = lambda: None,
-) -> Iterator[Callable[[], PieceReader]]:
-    """Provide what makes the reader of one checkpoint, by a restore mode.
+def shared_reader(
+    control: Control, mode: RestoreMode, *, in_memory: bool = False
+) -> Iterator[Reader | None]:
+    """Provide the Reader of all ranks, by a restore mode; None: each rank reads by itself.
 
-    For files in the memory of ranks, which `held` returns for each reader, the mode does not count.
-    The connections to the other ranks end with the block.
+    For files that are `in_memory` of ranks the mode does not count. The connections to the other
+    ranks end with the block.
     """
-    if mode == "all" and held() is None:
-        yield PieceReader
+    if control.world.size == 1 or (mode == "all" and not in_memory):
+        yield None
         return
     with closing(Transport(control)) as transport:
-        reader = Reader(transport, mode)
-        yield lambda: PieceReader(reader, held())
+        yield Reader(transport, mode)
 
 
 class _PartialImage(FileImage):

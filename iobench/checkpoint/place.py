@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from iobench.checkpoint.checksums import PieceDigests
 from iobench.checkpoint.ledger import Ledger
@@ -30,8 +30,8 @@ RemoteCopyOf = Callable[[Manifest], tuple[str | Path, Writer] | None]
 """Returns where a remote tier has this very checkpoint, and its writer; None if it has not."""
 
 
-class SaveParticipant(Protocol):
-    """The state of an optimizer that is on storage already.
+class SaveParticipant:
+    """The state of an optimizer that is on storage already. This one has none.
 
     A save holds it as it is, which copies nothing, and the manifest names what it holds. So the
     manifest is written when that is durable. In a job of several ranks the files have the state
@@ -39,12 +39,15 @@ class SaveParticipant(Protocol):
     the rest by the trainer's.
     """
 
-    exports: bool
+    holds = False
+    """Whether a checkpoint names what it holds, which `restore` needs."""
+    exports = False
     """Whether a remote tier gets the state too, so that files of the checkpoint describe it."""
 
     @property
     def full(self) -> bool:
         """Whether nothing more can be held."""
+        return False
 
     def check(
         self, *, keep: Retention | None, placed: bool, tiers: Sequence[Any], world: World
@@ -65,6 +68,7 @@ class SaveParticipant(Protocol):
 
     def added_to(self, state: Any) -> Any:
         """Return `state` with what the files have of the participant. Asks no other rank."""
+        return state
 
     def hold(self, save: Save) -> None:
         """Hold the state as it is now, for `save`."""
@@ -74,6 +78,8 @@ class SaveParticipant(Protocol):
 
         None if it holds nothing.
         """
+        del save
+        return None, []
 
     def ended(self, save: Save) -> None:
         """The commit of `save` has ended, or failed."""
@@ -87,15 +93,13 @@ class SaveParticipant(Protocol):
     def restore(self, manifest: Manifest, remote_copy: RemoteCopyOf | None) -> None:
         """Go on from the state of this checkpoint, in one process. Raises DataMismatchError."""
 
-
-class RankedParticipant(SaveParticipant, Protocol):
-    """One in each rank of a job. The files have its state too."""
-
-    def expected(self) -> dict[str, Any]:
-        """Return what `added_to` adds, by its key, without any bytes: for `load(like=...)`."""
+    def expected(self, like: Any) -> Any:
+        """Return `like` with what `added_to` adds, without any bytes: for `load(like=...)`."""
+        return like
 
     def take(self, state: Any) -> Any:
         """Go on from what the files have, in all ranks; return `state` without it."""
+        return state
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,6 +119,18 @@ class PartTarget:
     def by_block(self) -> bool:
         """Whether the writer copies the bytes to blocks, see `recorded`."""
         return self.writer.direct and not self.rate_bytes_per_s
+
+
+class SaveJob(NamedTuple):
+    """What this rank writes of a save. The tensors are in `memory`, or else in the trainer's own.
+
+    `content` is of the kind that the Format writes.
+    """
+
+    save: Save
+    content: Any
+    memory: Bytes | None
+    target: PartTarget
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,24 +157,15 @@ In rank 0 also the part of the index that has the tensors of all ranks, as JSON.
 class Format(Protocol):
     """The files of a checkpoint."""
 
-    def write(
-        self,
-        save: Save,
-        content: Any,
-        memory: Bytes | None,
-        target: PartTarget,
-        offer: PartOffer | None,
-    ) -> Written:
+    def write(self, job: SaveJob, offer: PartOffer | None) -> Written:
         """Write the files of this rank. On return they are durable, unless `transfer` says no.
 
-        The tensors are in `memory`, or else in the trainer's own. Raises TransferError and other
-        errors of the writer.
+        Raises TransferError and other errors of the writer.
         """
 
     def publish(
         self,
-        save: Save,
-        content: Any,
+        job: SaveJob,
         own: Written,
         staged: Staged,
         votes: Sequence[str],

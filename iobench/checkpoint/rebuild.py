@@ -1,21 +1,45 @@
-"""The way back from the skeleton and the tensors of a file to a state; see `state_tree`."""
+"""The way back from the skeleton and the tensors of a file to a state; see `state_tree`.
+
+PerRank: a part of the state that differs between the ranks of a job, such as an RNG state.
+"""
 
 from __future__ import annotations
 
 import base64
+import operator
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from operator import itemgetter
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
 from iobench.checkpoint.aliases import View
-from iobench.checkpoint.per_rank import SavedPerRank
 from iobench.errors import DataMismatchError
 from iobench.formats.tensors import torch_dtype
+
+
+@dataclass(frozen=True)
+class PerRank:
+    """Marks a value of a state that each rank saves for itself.
+
+        ckpt.save_async({"model": model.state_dict(), "rng": PerRank(torch.get_rng_state())}, step)
+
+    Everything else in a state must be equal on all ranks, DTensors excepted. A load at the same
+    world size returns this rank's value. At another world size it returns a `SavedPerRank`: only
+    the caller knows how to distribute such values over more or fewer ranks.
+    """
+
+    value: Any
+
+
+@dataclass(frozen=True)
+class SavedPerRank:
+    """The values of all ranks of the save, by rank: of a `PerRank` loaded at another world size."""
+
+    values: tuple[Any, ...]
 
 
 def unflatten(
@@ -107,7 +131,7 @@ class _Unflattener:
         return array.reshape(value["shape"])
 
 
-_name_of = itemgetter("$tensor")
+_name_of = operator.itemgetter("$tensor")
 _DECODERS: dict[str, Callable[[_Unflattener, dict[str, Any]], Any]] = {
     "$tensor": _Unflattener.tensor,
     "$tensors": _Unflattener.many,

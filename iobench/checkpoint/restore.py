@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 from iobench.checkpoint.manifest import Manifest
-from iobench.checkpoint.piece_reader import PieceReader
+from iobench.checkpoint.piece_reader import HeldFiles, PieceReader
 from iobench.checkpoint.retention import by_age, damage_of, readable_manifest
 from iobench.checkpoint.store import Checkpoints, store_at
-from iobench.checkpoint.stored import paths_elsewhere, read_any
+from iobench.checkpoint.stored import StateReader, paths_elsewhere
 from iobench.errors import (
     DataMismatchError,
     OptionError,
@@ -25,38 +25,28 @@ from iobench.errors import (
     UsageError,
 )
 from iobench.ranks.control import ALONE, Control
+from iobench.ranks.exchange import Reader
 from iobench.writers.base import CopyReader, StoredReader, Writer
 from iobench.writers.config import writer_of
 from iobench.writers.transfer import Transfer
 
 
-class Candidates(Checkpoints, Protocol):
-    """The checkpoints of a run, for one restore.
+class Candidates:
+    """The checkpoints of a run, for one restore: those of `checkpoints`, which `writer` reads.
 
     `manifest` and `locate` are those of the nearest copy of a step that `next_copy` has not left.
+    Here each checkpoint has one copy. `known` has serial numbers by step: the manifests of these
+    need not be read.
     """
 
-    def reader(self, step: int, manifest: Manifest) -> CopyReader:
-        """Return what reads this copy, which has this manifest; see CopyReader for the next one."""
-
-    def next_copy(self, step: int, problem: str) -> bool:
-        """Leave a copy that cannot be read for the next one. False: there is no other.
-
-        In a job, a call of all ranks.
-        """
-
-    def sources(self, step: int) -> dict[str, str]:
-        """Return what was read of each copy of a restored checkpoint, or why it was not.
-
-        Empty where there is only one place. Warns (RuntimeWarning) of copies that were replaced.
-        """
-
-
-class _Wrapped:
-    """The checkpoints `inner`."""
-
-    def __init__(self, inner: Checkpoints) -> None:
-        self._checkpoints, self.readers = inner, inner.readers
+    def __init__(
+        self,
+        checkpoints: Checkpoints,
+        writer: Writer,
+        known: Mapping[int, int] = MappingProxyType({}),
+    ) -> None:
+        self._checkpoints, self.readers = checkpoints, checkpoints.readers
+        self.writer, self._known = writer, known
 
     def __str__(self) -> str:
         return str(self._checkpoints)
@@ -65,7 +55,7 @@ class _Wrapped:
         return self._checkpoints.steps()
 
     def serials(self) -> dict[int, int]:
-        return self._checkpoints.serials()
+        return {**self._checkpoints.serials(), **self._known}
 
     def manifest(self, step: int, *, files: bool = True) -> Manifest:
         return self._checkpoints.manifest(step, files=files)
@@ -73,44 +63,45 @@ class _Wrapped:
     def locate(self, step: int) -> str | Path:
         return self._checkpoints.locate(step)
 
-
-class StoredCandidates(_Wrapped):
-    """The checkpoints of one store, which `writer` reads: one copy of each.
-
-    `known` has serial numbers by step: the manifests of these need not be read.
-    """
-
-    def __init__(
-        self, store: Checkpoints, writer: Writer, known: Mapping[int, int] = MappingProxyType({})
-    ) -> None:
-        super().__init__(store)
-        self._writer, self._known = writer, known
-
-    def serials(self) -> dict[int, int]:
-        return {**super().serials(), **self._known}
-
     def reader(self, step: int, manifest: Manifest) -> CopyReader:
+        """Return what reads this copy, which has this manifest; see CopyReader for the next one."""
         del manifest
-        return StoredReader(self._writer, self.locate(step))
+        return StoredReader(self.writer, self.locate(step))
+
+    def held(self, step: int) -> HeldFiles | None:
+        """Return the files of this copy that are in the memory of ranks of the job."""
+        del step
+        return None
 
     def next_copy(self, step: int, problem: str) -> bool:
+        """Leave a copy that cannot be read for the next one. False: there is no other.
+
+        In a job, a call of all ranks.
+        """
         del step, problem
         return False
 
     def sources(self, step: int) -> dict[str, str]:
+        """Return what was read of each copy of a restored checkpoint, or why it was not.
+
+        Empty where there is only one place. Warns (RuntimeWarning) of copies that were replaced.
+        """
         del step
         return {}
 
 
-class WrappedCandidates(_Wrapped):
+class NearerCandidates(Candidates):
     """The candidates `inner`. A subclass adds nearer copies of one of them."""
 
     def __init__(self, inner: Candidates) -> None:
-        super().__init__(inner)
+        super().__init__(inner, inner.writer)
         self._inner = inner
 
     def reader(self, step: int, manifest: Manifest) -> CopyReader:
         return self._inner.reader(step, manifest)
+
+    def held(self, step: int) -> HeldFiles | None:
+        return self._inner.held(step)
 
     def next_copy(self, step: int, problem: str) -> bool:
         return self._inner.next_copy(step, problem)
@@ -153,7 +144,7 @@ def load_checkpoint(
     checkpoints of one process and of several ranks. See `Checkpointer.load`.
     """
     chosen = writer_of(writer)
-    stored = StoredCandidates(store_at(location, chosen), chosen)
+    stored = Candidates(store_at(location, chosen), chosen)
     return restore(stored, step, on_corrupt=on_corrupt, like=like)[0]
 
 
@@ -165,7 +156,7 @@ def restore(
     like: Any = None,
     offload: Callable[[Manifest], None] | None = None,
     ranks: Control = ALONE,
-    reader: Callable[[], PieceReader] = PieceReader,
+    reader: Reader | None = None,
 ) -> tuple[Any, Loaded]:
     """Return the state of the checkpoint `step`, or of the newest one, and how it was restored.
 
@@ -178,21 +169,20 @@ def restore(
     newest one is looked up again. `offload` lets an optimizer go on from the generation of a
     manifest.
 
-    All `ranks` get the same checkpoint, which rank 0 chooses, or all fail. `reader` makes what
-    reads the pieces of one copy in all of them.
+    All `ranks` get the same checkpoint, which rank 0 chooses, or all fail. `reader` reads
+    pieces together with the others.
     """
     if on_corrupt not in ("raise", "previous"):
         raise OptionError(f"on_corrupt={on_corrupt!r}: 'raise' or 'previous'")
     left = ranks.led(f"load of step {step}", lambda: _newest_first(candidates, step))
     gone = paths_elsewhere(ranks, like) if ranks.many else frozenset()
-    read = partial(
-        read_any, like=like, rank=ranks.world.rank, ranks=ranks.world.size, elsewhere=gone
-    )
+    world = ranks.world
+    state_reader = StateReader(like=like, rank=world.rank, ranks=world.size, elsewhere=gone)
     passed_over: dict[int, str] = {}
     changes = 0
     while left:
         candidate, *others = left
-        attempt = partial(_from_copy, candidates, candidate, read, reader, offload, ranks)
+        attempt = partial(_from_copy, candidates, candidate, state_reader, reader, offload, ranks)
         found = _from_copies(candidates, candidate, attempt)
         if found.restored is not None:
             state, transfer = found.restored
@@ -313,15 +303,15 @@ def _from_copies(candidates: Candidates, step: int, attempt: Callable[[], _Outco
 def _from_copy(
     candidates: Candidates,
     step: int,
-    read: Callable[..., tuple[Any, Transfer]],
-    new_reader: Callable[[], PieceReader],
+    state_reader: StateReader,
+    shared: Reader | None,
     offload: Callable[[Manifest], None] | None,
     ranks: Control,
 ) -> _Outcome:
     """Restore a checkpoint from its nearest copy, in all ranks or in none."""
 
     def work() -> _Outcome:
-        manifest, reader = None, new_reader()
+        manifest, reader = None, PieceReader(shared, candidates.held(step))
         try:
             if not ranks.leads:
                 candidates.steps()  # a bucket must be listed to know where a checkpoint is
@@ -329,7 +319,7 @@ def _from_copy(
             if offload is None:
                 check_not_offloaded(manifest, str(candidates))
             copy = candidates.reader(step, manifest)
-            restored = read(copy, f"{candidates}: step {step}", manifest, reader=reader)
+            restored = state_reader.read(copy, f"{candidates}: step {step}", manifest, reader)
             if offload is not None:
                 offload(manifest)
         except (DataMismatchError, TransferError) as error:

@@ -83,7 +83,6 @@ class Auto(Schedule):
         self._steps_s: list[float] = []
         self._since_s = 0.0
         self._since_steps = 0
-        self._stall_s = self._persist_s = 0.0
         self._last: Save | None = None
 
     @property
@@ -109,15 +108,6 @@ class Auto(Schedule):
         self._since_s, self._since_steps = 0.0, 0
         self._last = save
 
-    def shortest(self) -> int:
-        """Return the shortest interval that the measured times allow, in steps."""
-        return shortest_interval(
-            step_s=self.step_s,
-            stall_s=self._stall_s,
-            persist_s=self._persist_s,
-            budget=self.budget,
-        )
-
     def _stepped(self, elapsed_s: float) -> None:
         """Record a step that ended `elapsed_s` after the last one, stalls included."""
         if len(self._steps_s) < self.warmup_steps:
@@ -128,8 +118,12 @@ class Auto(Schedule):
     def _learn(self) -> None:
         """Set the interval once the first checkpoint is committed."""
         if self.interval is None and self._last and self._last.status == "committed":
-            self._stall_s, self._persist_s = self._last.stall_s, self._last.persist_s or 0.0
-            self.interval = self.shortest()
+            self.interval = shortest_interval(
+                step_s=self.step_s,
+                stall_s=self._last.stall_s,
+                persist_s=self._last.persist_s or 0.0,
+                budget=self.budget,
+            )
 
     def _adjust(self, interval: int) -> None:
         plain_s = self.step_s * self._since_steps

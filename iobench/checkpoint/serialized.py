@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,12 +22,11 @@ from iobench.checkpoint.content import Content, Contents
 from iobench.checkpoint.manifest import Manifest, Pieces
 from iobench.checkpoint.place import (
     PartOffer,
-    PartTarget,
     Place,
+    SaveJob,
     SaveParticipant,
     Written,
 )
-from iobench.checkpoint.save import Save
 from iobench.checkpoint.staged import Staged
 from iobench.checkpoint.state_tree import FlatState, Template, flatten
 from iobench.errors import StateError
@@ -298,24 +297,18 @@ _MANY, _SMALL = 5000, 2 * GIB
 class SafetensorsFormat:
     """Writes the tensors of one process as one file, and the rest of the state as JSON."""
 
-    participant: SaveParticipant | None = None
+    participant: SaveParticipant
 
-    def write(
-        self,
-        save: Save,
-        content: Serialized,
-        memory: Bytes | None,
-        target: PartTarget,
-        offer: PartOffer | None,
-    ) -> Written:
+    def write(self, job: SaveJob, offer: PartOffer | None) -> Written:
         del offer  # there is no other node
+        save, content, memory, target = job
         image = content.image() if memory is None else content.image_in(memory)
         small, pieces = [content.skeleton_image()], content.structure.pieces
-        if self.participant is not None and self.participant.exports:
+        if self.participant.exports:
             small += self.participant.durable(save)[1]
         brief = memory is None and not target.rate_bytes_per_s and content.size_bytes < _SMALL
         with (
-            _paused(brief and len(pieces) >= _MANY),
+            collector_paused() if brief and len(pieces) >= _MANY else nullcontext(),
             recorded(image, pieces, by_block=target.by_block) as (sent, digests),
         ):
             transfer = target.writer.write_many(
@@ -331,8 +324,7 @@ class SafetensorsFormat:
 
     def publish(
         self,
-        save: Save,
-        content: Serialized,
+        job: SaveJob,
         own: Written,
         staged: Staged,
         votes: Sequence[str],
@@ -341,19 +333,13 @@ class SafetensorsFormat:
     ) -> Manifest:
         del votes, place
         assert own.digests is not None
-        more: dict[str, Any] = {}
-        if self.participant is not None:  # a manifest never names a generation that is not durable
-            more["offload"] = self.participant.durable(save)[0]
+        held, _ = self.participant.durable(job.save)  # before a manifest names it
         with collector_paused():
-            manifest = made(format=FORMAT, files=(own.digests.record(), *own.others), **more)
-            pieces = content.structure.pieces.json(own.digests.found)
+            manifest = made(format=FORMAT, files=(own.digests.record(), *own.others), offload=held)
+            pieces = job.content.structure.pieces.json(own.digests.found)
             text = manifest.json_parts({own.file.path: pieces})
         staged.publish(text)
         return manifest
 
     def discard(self, directory: Path) -> None:
         raise AssertionError(directory)  # one process removes what it has staged
-
-
-def _paused(wanted: bool) -> AbstractContextManager[None]:
-    return collector_paused() if wanted else nullcontext()

@@ -14,7 +14,13 @@ from typing import Any, NamedTuple
 import torch
 
 from iobench.checkpoint.manifest import FileRecord
-from iobench.checkpoint.piece_reader import AT_ONCE, PieceReader, StoredPiece, piece_reader, windows
+from iobench.checkpoint.piece_reader import (
+    AT_ONCE,
+    PieceReader,
+    StoredPiece,
+    shared_reader,
+    windows,
+)
 from iobench.checkpoint.ranked.structure import empty_local, is_sharded, local_box
 from iobench.checkpoint.stored import WantedTensor
 from iobench.errors import DataMismatchError, StateMismatchError, TargetError, transfer_errors
@@ -61,8 +67,8 @@ def load_sharded(
     if control.world.size == 1:
         transfer = load.read_alone()
     else:
-        with piece_reader(control, restore_mode) as reader:
-            transfer = load.read(reader())
+        with shared_reader(control, restore_mode) as reader:
+            transfer = load.read(PieceReader(reader))
     control.together(f"parts of {location}", load.check_unchanged)
     return load.tensors(), transfer
 

@@ -49,7 +49,7 @@ class Slot:
         """
         if len(self.memory) < size_bytes:
             self.free()
-            self._use(_map(size_bytes))
+            self._use(fresh_pages(size_bytes, huge=True))
         if pinned:
             _pin(self._held, cuda_device(torch.device("cuda")))
 
@@ -246,8 +246,3 @@ class SlotPool:
 
 def _whole_pages(size_bytes: int) -> int:
     return -(-max(size_bytes, 1) // linux.PAGE) * linux.PAGE
-
-
-def _map(size_bytes: int) -> Bytes:
-    """Return memory that begins at a huge page, without pages."""
-    return fresh_pages(size_bytes, huge=True)

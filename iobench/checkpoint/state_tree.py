@@ -26,7 +26,7 @@ import numpy as np
 import torch
 
 from iobench.checkpoint.aliases import Leaf, View, share
-from iobench.checkpoint.per_rank import PerRank
+from iobench.checkpoint.rebuild import PerRank
 from iobench.errors import StateError
 from iobench.formats.safetensors_header import DTYPES
 from iobench.formats.tensor_layouts import Located, TensorLayout, TensorLayouts, all_plain
@@ -67,10 +67,8 @@ class Collected:
     """What `match` found in a state: `texts` are the plain values as JSON, by number.
 
     `arrays` are the numpy arrays, as tensors on their memory.
-    `encode` returns the JSON of a plain value at a path; None if there is a tensor or array in it.
     """
 
-    encode: Callable[[Any, tuple[Any, ...]], str | None]
     tensors: list[torch.Tensor] = field(default_factory=list)
     arrays: list[torch.Tensor] = field(default_factory=list)
     texts: dict[int, str] = field(default_factory=dict)
@@ -118,7 +116,7 @@ class PlainSpec:
     path: tuple[Any, ...]
 
     def match(self, value: Any, found: Collected) -> bool:
-        text = found.encode(value, self.path)
+        text = plain_text(value, self.path)
         if text is None:
             return False
         found.texts[self.number] = text
@@ -275,7 +273,7 @@ class Template:
 
         Which tensors share memory is not compared. None too for what `flatten` raises StateError.
         """
-        found = Collected(encode=plain_text)
+        found = Collected()
         try:
             if self._spec is None or not self._spec.match(state, found):
                 return None

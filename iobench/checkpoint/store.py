@@ -105,23 +105,19 @@ class DirectoryStore:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory.absolute()  # the process may change its working directory
-        self._lock: DirectoryLock | None = None
+        self.lock: DirectoryLock | None = None
+        """The lock of the directory, between `acquire` and `release`."""
 
     def __str__(self) -> str:
         return str(self.directory)
 
     def acquire(self) -> None:
-        self._lock = lock_directory(self.directory)
-
-    @property
-    def lock(self) -> DirectoryLock | None:
-        """The lock of the directory, between `acquire` and `release`."""
-        return self._lock
+        self.lock = lock_directory(self.directory)
 
     def release(self) -> None:
-        if self._lock:
-            self._lock.release()
-            self._lock = None
+        if self.lock:
+            self.lock.release()
+            self.lock = None
 
     def steps(self) -> list[int]:
         if not self.directory.is_dir():
@@ -147,11 +143,11 @@ class DirectoryStore:
         self, step: int, *, serial: int, replace: bool = False, shared: bool = False
     ) -> AbstractContextManager[Staged]:
         del serial, shared  # the hidden name is random in any case
-        return StagedCheckpoint(self.locate(step), replace=replace, lock=self._lock)
+        return StagedCheckpoint(self.locate(step), replace=replace, lock=self.lock)
 
     def remove(self, step: int) -> None:
-        if self._lock:
-            self._lock.check()
+        if self.lock:
+            self.lock.check()
         path = self.locate(step)
         aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}{STAGING_SUFFIX}")
         with transfer_errors("removing", path):

@@ -1,7 +1,7 @@
 """StoredState: which piece of which file of a checkpoint has which part of each tensor.
 
-It is compared with the state `like` that a load expects. `read_any` reads a checkpoint, whether one
-process or several ranks saved it, for any number of ranks.
+It is compared with the state `like` that a load expects. `StateReader` reads a checkpoint, whether
+one process or several ranks saved it, for any number of ranks.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ import xxhash
 
 from iobench.checkpoint.checksums import read_compared, read_file
 from iobench.checkpoint.manifest import FileRecord, Manifest
-from iobench.checkpoint.per_rank import PerRank
 from iobench.checkpoint.piece_reader import PieceReader, StoredPiece, pieces_of
 from iobench.checkpoint.ranked.dcp_files import INDEX
 from iobench.checkpoint.ranked.structure import (
@@ -33,7 +32,7 @@ from iobench.checkpoint.ranked.structure import (
     shared_skeleton,
     stock_paths,
 )
-from iobench.checkpoint.rebuild import readable, unflatten
+from iobench.checkpoint.rebuild import PerRank, readable, unflatten
 from iobench.checkpoint.serialized import FORMAT, SKELETON, TENSORS
 from iobench.checkpoint.state_tree import parsed
 from iobench.errors import DataMismatchError, StateMismatchError
@@ -407,53 +406,89 @@ class _Copy(NamedTuple):
         return whole and memory.is_cpu and memory.nbytes >= _LARGE
 
 
-def read_pieces(
-    copy: CopyReader,
-    where: str,
-    stored: StoredState,
-    like: Any,
-    *,
-    rank: int,
-    ranks: int,
-    reader: PieceReader,
-    elsewhere: Collection[StatePath] = (),
-) -> tuple[Any, Transfer]:
-    """Return the state for `rank` of `ranks`; see `read_any`. `reader` fetches the pieces.
+@dataclass(frozen=True, kw_only=True)
+class StateReader:
+    """Reads the state for `rank` of `ranks` from checkpoints that one process or several saved.
 
-    Only the pieces are read of which this rank needs a part: that of the DTensors in `like`, and
-    all of the other tensors. A large piece that is a whole tensor stays where it was read.
+    `elsewhere` are the paths of tensors that only the `like` of other ranks has: this rank does not
+    get them. Every byte that is used is compared with its checksum.
     """
-    with readable(where):
-        skeleton = _selected(stored.skeleton, rank, ranks)
-        listed = stock_paths(skeleton, range(stored.world_size))
-        names = dict.fromkeys(name for _, name in listed)
-        if lacking := names.keys() - stored.tensors.keys():
-            raise DataMismatchError(f"lacks the tensor {min(lacking)}")
-    sharded, gone = compared_with(like, stored, where, elsewhere)
-    needed = {name for path, name in listed if path not in gone}
-    wanted: dict[str, WantedTensor] = {}
-    copies: dict[StoredPiece, list[_Copy]] = defaultdict(list)
-    with collector_paused():
-        for name in names:
-            saved = stored.tensors[name]
-            wanted[name] = _wanted(saved, sharded.get(name))
-            if name in needed:
-                _add_copies(name, saved, wanted[name], copies)
 
-    def deliver(piece: StoredPiece, data: Bytes) -> bool:
-        first = copies[piece][0]
-        if len(copies[piece]) == 1 and first.is_whole:
-            first.wanted.memory = _data_of(first, data)
-            return True
-        for one in copies[piece]:
-            _copy(one, data)
-        return False
+    like: Any = None
+    rank: int = 0
+    ranks: int = 1
+    elsewhere: Collection[StatePath] = ()
 
-    transfer = reader.read(copy, stored.files, list(copies), deliver)
-    with collector_paused():
-        tensors = {name: one.tensor() for name, one in wanted.items()}
-        state = unflatten(skeleton, tensors, rank=rank, ranks=ranks)
-        return without(state, like, gone, where), transfer
+    def read(
+        self, copy: CopyReader, where: str, manifest: Manifest, reader: PieceReader
+    ) -> tuple[Any, Transfer]:
+        """Return the state, and the transfer of its tensors.
+
+        `copy` reads the files, which `manifest` describes; messages name `where`. `reader` fetches
+        the pieces that this rank needs. A checkpoint of one process is read as one file by a rank
+        that is alone, and where tensors share memory in parts, as a slice and its base. Raises what
+        `restore` raises.
+        """
+        if manifest.format not in (FORMAT, "dcp"):
+            raise DataMismatchError(f"{where} has the unknown format {manifest.format!r}")
+        if manifest.format != FORMAT or self.ranks > 1 or _shards(self.like):
+            stored = stored_state(copy, manifest)
+            if not stored.has_views:
+                return self._by_pieces(copy, where, stored, reader)
+        return self._whole_file(copy, where, manifest)
+
+    def _whole_file(self, copy: CopyReader, where: str, manifest: Manifest) -> tuple[Any, Transfer]:
+        like = self.like
+        text = read_file(copy, manifest.file(SKELETON))
+        tensors, image = safetensors.prepare(TENSORS, copy.location, copy)
+        with collector_paused():
+            with readable(os.path.join(copy.location, SKELETON)):
+                state = unflatten(parsed(text), tensors, rank=self.rank, ranks=self.ranks)
+            state = without(state, like, self.elsewhere, where)
+        if like is not None:
+            compare_state(like, state, where)
+        transfer = read_compared(copy, image, manifest.file(TENSORS))
+        return state if like is None else resharded(state, like), transfer
+
+    def _by_pieces(
+        self, copy: CopyReader, where: str, stored: StoredState, reader: PieceReader
+    ) -> tuple[Any, Transfer]:
+        """Read only the pieces of which this rank needs a part.
+
+        That is its part of the DTensors in `like`, and all of the other tensors. A large piece that
+        is a whole tensor stays where it was read.
+        """
+        with readable(where):
+            skeleton = _selected(stored.skeleton, self.rank, self.ranks)
+            listed = stock_paths(skeleton, range(stored.world_size))
+            names = dict.fromkeys(name for _, name in listed)
+            if lacking := names.keys() - stored.tensors.keys():
+                raise DataMismatchError(f"lacks the tensor {min(lacking)}")
+        sharded, gone = compared_with(self.like, stored, where, self.elsewhere)
+        needed = {name for path, name in listed if path not in gone}
+        wanted: dict[str, WantedTensor] = {}
+        copies: dict[StoredPiece, list[_Copy]] = defaultdict(list)
+        with collector_paused():
+            for name in names:
+                saved = stored.tensors[name]
+                wanted[name] = _wanted(saved, sharded.get(name))
+                if name in needed:
+                    _add_copies(name, saved, wanted[name], copies)
+
+        def deliver(piece: StoredPiece, data: Bytes) -> bool:
+            first = copies[piece][0]
+            if len(copies[piece]) == 1 and first.is_whole:
+                first.wanted.memory = _data_of(first, data)
+                return True
+            for one in copies[piece]:
+                _copy(one, data)
+            return False
+
+        transfer = reader.read(copy, stored.files, list(copies), deliver)
+        with collector_paused():
+            tensors = {name: one.tensor() for name, one in wanted.items()}
+            state = unflatten(skeleton, tensors, rank=self.rank, ranks=self.ranks)
+            return without(state, self.like, gone, where), transfer
 
 
 def _selected(value: Any, rank: int, ranks: int) -> Any:
@@ -532,53 +567,6 @@ def _copy(copy: _Copy, data: Bytes) -> None:
     for dim, begin in enumerate(copy.begin):
         found = found.narrow(dim, begin, copy.place.shape[dim])
     copy.place.copy_(found)
-
-
-def read_any(
-    copy: CopyReader,
-    where: str,
-    manifest: Manifest,
-    like: Any,
-    *,
-    rank: int = 0,
-    ranks: int = 1,
-    reader: PieceReader,
-    elsewhere: Collection[StatePath] = (),
-) -> tuple[Any, Transfer]:
-    """Return the state for `rank` of `ranks`, and the transfer of its tensors.
-
-    `copy` reads the files, which `manifest` describes; messages name `where`. `reader` fetches the
-    pieces that this rank needs. A checkpoint of one process is read as one file by a rank that is
-    alone, and where tensors share memory in parts, as a slice and its base. `elsewhere` are the
-    paths of tensors that only the `like` of other ranks has: this rank does not get them. Every
-    byte that is used is compared with its checksum. Raises what `restore` raises.
-    """
-    if manifest.format == "dcp" or (manifest.format == FORMAT and (ranks > 1 or _shards(like))):
-        stored = stored_state(copy, manifest)
-        if not stored.has_views:
-            return read_pieces(
-                copy,
-                where,
-                stored,
-                like,
-                rank=rank,
-                ranks=ranks,
-                reader=reader,
-                elsewhere=elsewhere,
-            )
-
-    if manifest.format != FORMAT:
-        raise DataMismatchError(f"{where} has the unknown format {manifest.format!r}")
-    text = read_file(copy, manifest.file(SKELETON))
-    tensors, image = safetensors.prepare(TENSORS, copy.location, copy)
-    with collector_paused():
-        with readable(os.path.join(copy.location, SKELETON)):
-            state = unflatten(parsed(text), tensors, rank=rank, ranks=ranks)
-        state = without(state, like, elsewhere, where)
-    if like is not None:
-        compare_state(like, state, where)
-    transfer = read_compared(copy, image, manifest.file(TENSORS))
-    return state if like is None else resharded(state, like), transfer
 
 
 def _shards(like: Any) -> bool:

@@ -125,7 +125,6 @@ class Checkpointer:
         self._schedule, self._pid = schedule, os.getpid()
         self._ranks = checkpointer_control(options.own_world, location, float(deadline_s))
         opened = Opening(options, self._ranks)
-        opened.open()
         self._store, self._tier, self._memory = opened.store, opened.tier, opened.memory
         self._persister, self._replicator = opened.persister, opened.replicator
         self._restoring, self._participant = opened.restoring, options.participant
@@ -138,8 +137,8 @@ class Checkpointer:
             ledger=opened.ledger,
             on_full="wait" if on_full == "raise" else on_full,
             lazy=lazy,
-            before=_nothing if opened.replicator is None else opened.replicator.warn,
-            claiming=opened.restoring.settle,
+            restoring=opened.restoring,
+            replicator=opened.replicator,
             events=self._events,
             tier=opened.tier,
             memory=opened.memory,
@@ -167,8 +166,7 @@ class Checkpointer:
                 self._tier.drain.queue.on_durable = self._events.remote
             self._tier.drain.start(lambda: ledger.ages() if ledger else {})
         try:
-            if self._participant is not None:
-                self._participant.start()
+            self._participant.start()
         except BaseException:
             self.close()
             raise
@@ -273,8 +271,7 @@ class Checkpointer:
 
     def _released(self) -> None:
         """Release what no checkpoint needs; warn of replicas that were not made."""
-        if self._participant is not None:
-            self._participant.sweep()
+        self._participant.sweep()
         if self._replicator is not None:
             self._replicator.warn()
 
@@ -385,8 +382,7 @@ class Checkpointer:
         failures: list[Exception] = []
         with _noting(failures):
             self._saving.finish()
-            if self._participant is not None:
-                self._participant.sweep()
+            self._participant.sweep()
         with _noting(failures):  # a filter may raise a warning
             if self._tier is not None:
                 self._tier.drain.wait(failing=True)
@@ -489,10 +485,6 @@ def _export(source: str | Path, out: str | Path, options: dict[str, Any]) -> Non
     from iobench.exports.export import export  # here: it takes time to import
 
     export(source, out, world="alone", **options)
-
-
-def _nothing() -> None:
-    """Do nothing before a save."""
 
 
 @contextmanager

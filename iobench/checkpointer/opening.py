@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import NoneType
@@ -82,11 +82,12 @@ class CheckpointerOptions:
 
     def __post_init__(self) -> None:
         many, slots, ranked = self.writers_per_node, self.slots, self.own_world.size > 1
-        if self.participant is not None:
-            placed = self.placement is not None
-            self.participant.check(
-                keep=self.keep, placed=placed, tiers=self.tiers, world=self.own_world
-            )
+        self.participant.check(
+            keep=self.keep,
+            placed=self.placement is not None,
+            tiers=self.tiers,
+            world=self.own_world,
+        )
         if self.given is not None:
             self.given.check(self.__dict__, ranked=ranked)
         if self.placement is not None:
@@ -149,10 +150,10 @@ class CheckpointerOptions:
         return GivenTiers.of(self.tiers)
 
     @functools.cached_property
-    def participant(self) -> SaveParticipant | None:
+    def participant(self) -> SaveParticipant:
         """What takes part in the saves."""
         if self.offload is None:
-            return None
+            return SaveParticipant()
         found = getattr(self.offload, "save_participant", None)
         if found is None:
             raise OptionError(
@@ -185,29 +186,21 @@ class CheckpointerOptions:
         )
 
 
-@dataclass
 class Opening:
-    """The parts of a Checkpointer, after `open`; `ledger` is that of rank 0."""
+    """The parts of a Checkpointer; `ledger` is that of rank 0.
 
-    options: CheckpointerOptions
-    ranks: Control
-    store: CheckpointStore = field(init=False)
-    tier: LocalTier | None = field(default=None, init=False)
-    ledger: Ledger | None = field(default=None, init=False)
-    memory: SnapshotMemory | None = field(default=None, init=False)
-    replicator: Replicator | None = field(default=None, init=False)
-    contents: Contents = field(init=False)
-    committer: Committer = field(init=False)
-    persister: Persister = field(init=False)
-    restoring: Restoring = field(init=False)
+    The constructor takes the location together with the other ranks, and makes the parts that save
+    there. What fails leaves nothing open.
+    """
 
-    def open(self) -> None:
-        """Take the location together with the other ranks, and make the parts that save there.
-
-        What fails leaves nothing open.
-        """
-        options, ranks, location = self.options, self.ranks, self.options.location
-        given, writer = options.given, options.own_writer
+    def __init__(self, options: CheckpointerOptions, ranks: Control) -> None:
+        self.options, self.ranks = options, ranks
+        self.tier: LocalTier | None = None
+        self.ledger: Ledger | None = None
+        self.memory: SnapshotMemory | None = None
+        self.replicator: Replicator | None = None
+        self.contents: Contents = Serializer()
+        location, given, writer = options.location, options.given, options.own_writer
         self.store = self._store_at(location)
         self.restoring = Restoring(
             ranks=ranks,
@@ -260,9 +253,7 @@ class Opening:
 
     def _lead(self, keep: Retention) -> None:
         """Take the location for all ranks, in rank 0."""
-        if self.options.participant is not None:
-            drain = None if self.tier is None else self.tier.drain
-            self.options.participant.open(self.store, drain)
+        self.options.participant.open(self.store, None if self.tier is None else self.tier.drain)
         if not self.ranks.leads:
             return
         self.store.acquire()
@@ -274,7 +265,6 @@ class Opening:
     def _new_committer(self) -> Committer:
         """Return what commits checkpoints."""
         ranks = self.ranks
-        self.contents = Serializer()
         form: Any = SafetensorsFormat(participant=self.options.participant)
         if ranks.many:
             from iobench.checkpoint.ranked.dcp_files import DcpFormat

@@ -8,20 +8,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Literal, Protocol
 
 import torch
 
 from iobench.checkpoint.ledger import Ledger
-from iobench.checkpoint.piece_reader import HeldFiles, piece_reader
-from iobench.checkpoint.place import RankedParticipant, RemoteCopyOf, SaveParticipant
-from iobench.checkpoint.ranked.plan import data_file
+from iobench.checkpoint.piece_reader import shared_reader
+from iobench.checkpoint.place import SaveParticipant
 from iobench.checkpoint.ranked.structure import is_sharded
 from iobench.checkpoint.restore import (
     Candidates,
     Loaded,
     OnCorrupt,
-    StoredCandidates,
     restore,
 )
 from iobench.checkpoint.retention import by_age
@@ -34,7 +32,6 @@ from iobench.remote.memory_pool import MemorySlot
 from iobench.remote.snapshot_memory import MemoryCandidates, SnapshotMemory
 from iobench.remote.tiered_store import Listed, TieredCandidates, TieredStore
 from iobench.replicas.nearest import ReplicaCandidates
-from iobench.replicas.recovery import RecoveryPlan
 from iobench.replicas.replicator import Replicator
 from iobench.writers.base import Writer
 
@@ -53,13 +50,13 @@ class Restoring:
     tier: LocalTier | None = None
     memory: SnapshotMemory | None = None
     replicator: Replicator | None = None
-    participant: SaveParticipant | None = None
+    participant: SaveParticipant
     _opening: TieredStore | None = field(default=None, init=False)
 
     def begin(self) -> None:
         """Ask the remote tier for its checkpoints; wait if the local tier has none. In rank 0."""
         if self.tier is not None:
-            self._opening = self._new_tiers(self.tier)
+            self._opening = TieredStore(self.tier, self._own.serials())
             if not self.tier.steps():
                 self.settle()
 
@@ -75,45 +72,48 @@ class Restoring:
         assert self.ledger is not None  # this is rank 0
         return self.ledger
 
-    def _new_tiers(self, tier: LocalTier) -> TieredStore:
-        return TieredStore(tier, self.writer, self._own.serials())
-
-    def _now(self, tier: LocalTier, asked: TieredStore | None = None) -> TieredStore:
+    def _tiers_now(self, tier: LocalTier, *, opening: bool = False) -> list[Listed]:
         """Return the checkpoints of both tiers. New saves count as newer than all of them.
 
-        `asked` is a list that was asked for before.
+        With `opening` the list that was asked for at the start will do.
         """
+        found = self._opening if opening else None
         self.settle()
-        found = asked or self._new_tiers(tier)
-        found.ask()
-        self._own.seen(found.last_serial)
-        return found
+        if found is None:
+            found = TieredStore(tier, self._own.serials())
+            found.ask()
+            self._own.seen(found.last_serial)
+        return found.listed()
 
-    def _listed_tiers(self) -> TieredCandidates | None:
-        """Return the checkpoints of both tiers, as rank 0 sees them; None without tiers."""
+    def _stored(self, *, opening: bool = False) -> Candidates:
+        """Return the checkpoints of all tiers, as rank 0 sees them.
+
+        Without a remote tier they are those of the store; rank 0 knows their age.
+        """
         tier = self.tier
         if tier is None:
-            return None
-        found = self.ranks.led("list of the tiers", lambda: self._now(tier).listed())
-        remote, listing = tier.remote, [Listed(*one) for one in found]
-        return TieredCandidates(tier, self.writer, str(remote), remote.writer, listing)
+            known = self._own.serials() if self.ranks.leads else {}
+            return Candidates(self.store, self.writer, known)
+        look = partial(self._tiers_now, tier, opening=opening)
+        listed = [Listed(*one) for one in self.ranks.led("list of the tiers", look)]
+        return TieredCandidates(tier, self.writer, str(tier.remote), tier.remote.writer, listed)
 
     def steps(self, *, is_open: bool) -> list[int]:
         """Return the steps of all complete checkpoints. See Checkpointer.steps."""
-        both = self._listed_tiers() if is_open or not self.ranks.many else None
-        return self.store.steps() if both is None else both.steps()
+        if self.tier is None or (self.ranks.many and not is_open):
+            return self.store.steps()
+        return self._stored().steps()
 
     def latest(self, *, is_open: bool) -> int | None:
         """Return the step of the checkpoint that was saved last. See Checkpointer.latest."""
-        if not is_open:
-            # After a fork or close another process may save here: the ledger may be out of date.
-            steps = by_age(self.store)
-            return steps[-1] if steps else None
-        return self.ranks.led("latest", self._latest)
+        # After a fork or close another process may save here: the ledger may be out of date.
+        found = self._stored() if is_open else self.store
 
-    def _latest(self) -> int | None:
-        steps = by_age(self._stored() if self.tier is None else self._now(self.tier).candidates())
-        return steps[-1] if steps else None
+        def last() -> int | None:
+            steps = by_age(found)
+            return steps[-1] if steps else None
+
+        return self.ranks.led("latest", last) if is_open else last()
 
     def remove(self, step: int) -> None:
         """Remove the checkpoint `step` from all tiers. See Checkpointer.remove."""
@@ -131,7 +131,7 @@ class Restoring:
         self.settle()
         local = tier is None or self._own.holds(step)
         if tier is not None:
-            if not local and step not in self._now(tier).candidates().steps():
+            if not local and step not in {one.step for one in self._tiers_now(tier)}:
                 raise UsageError(f"there is no checkpoint of step {step}")
             tier.remove_remote(step)
         if local:
@@ -144,91 +144,52 @@ class Restoring:
 
         The persister is idle.
         """
-        if self.ranks.many and self.participant is not None:
-            ranked = cast(RankedParticipant, self.participant)  # see its `check`
-            wanted = {**(like or {}), **ranked.expected()}
-            state, loaded = self._restore_together(step, on_corrupt, wanted, mode)
-            return ranked.take(state), loaded
-        if self.ranks.many:
-            return self._restore_together(step, on_corrupt, like, mode)
-        candidates: Candidates = self._stored()
-        remote_copy: RemoteCopyOf | None = None
-        if self.tier is not None:
-            asked, self._opening = self._opening, None
-            tiers = self._now(self.tier, asked)
-            candidates, remote_copy = tiers.candidates(), tiers.remote_copy
+        ranks, participant = self.ranks, self.participant
+        candidates, offload = self._stored(opening=True), None
+        if participant.holds:
+            tiers = candidates if isinstance(candidates, TieredCandidates) else None
+            remote_copy = None if tiers is None else tiers.remote_copy
+            offload = partial(participant.restore, remote_copy=remote_copy)
+        replicas, in_memory = None, False
+        if self.replicator is not None:
+            candidates = replicas = ReplicaCandidates(
+                candidates, ranks=ranks, replicator=self.replicator
+            )
+            in_memory = replicas.look(step)
         if self.memory is not None:
-            candidates = self.memory.candidates(candidates)
-        held = self.participant
-        state, loaded = restore(
-            candidates,
-            step,
-            on_corrupt=on_corrupt,
-            like=like,
-            offload=None if held is None else partial(held.restore, remote_copy=remote_copy),
-        )
-        self._own.resumed_from(loaded.step)
-        return state, loaded
-
-    def _stored(self) -> StoredCandidates:
-        """Return the checkpoints of the local tier. Rank 0 knows their age."""
-        known = self._own.serials() if self.ranks.leads else {}
-        return StoredCandidates(self.store, self.writer, known)
-
-    def _restore_together(
-        self,
-        step: int | Literal["latest"],
-        on_corrupt: OnCorrupt,
-        like: Any,
-        mode: RestoreMode,
-    ) -> tuple[Any, Loaded]:
-        ranks, memory, both = self.ranks, self.memory, self._listed_tiers()
-        replicas = ReplicaCandidates(
-            both or self._stored(),
-            ranks=ranks,
-            writer=self.writer,
-            replicator=self.replicator,
-        )
-        replicas.look(step)
-        slots = {} if memory is None else self._slots(replicas.plan, memory)
-        snapshots = MemoryCandidates(replicas, slots)
-
-        def held() -> HeldFiles | None:
-            for one, slot in slots.items():
-                if snapshots.has(one) and slot.kept is not None:
-                    images = {image.path: image for image in slot.kept.files(slot.memory)}
-                    return HeldFiles(images, {data_file(r): [r] for r in range(ranks.world.size)})
-            return replicas.held()
-
-        with piece_reader(ranks, mode, held) as reader:
+            slots = self._slots(self.memory, candidates)
+            in_memory = in_memory or bool(slots)
+            candidates = MemoryCandidates(candidates, slots, ranks=ranks.world.size)
+        with shared_reader(ranks, mode, in_memory=in_memory) as reader:
             state, loaded = restore(
-                replicas if memory is None else snapshots,
+                candidates,
                 step,
                 on_corrupt=on_corrupt,
-                like=like,
+                like=participant.expected(like),
+                offload=offload,
                 ranks=ranks,
                 reader=reader,
             )
-        version = replicas.version_of(loaded.step)
+        version = None if replicas is None else replicas.version_of(loaded.step)
 
         def note() -> None:
             if self.ledger is not None:
                 self.ledger.resumed_from(loaded.step)
-                self.ledger.seen(version.serial)
+                self.ledger.seen(0 if version is None else version.serial)
 
         ranks.agreed(f"resume from step {loaded.step}", note)
         if self.replicator is not None:
             self.replicator.resumed(version)
-        return state, loaded
+        return participant.take(state), loaded
 
-    def _slots(self, plan: RecoveryPlan | None, memory: SnapshotMemory) -> dict[int, MemorySlot]:
-        """Return the slot of this rank with its file of what was chosen, if all ranks have one."""
-        if plan is None:
-            return {}
-        version = plan.version
-        slot = memory.kept(version.step, version.serial)
-        has = self.ranks.agreed(f"step {version.step} in memory", lambda: slot is not None)
-        return {version.step: slot} if all(has) and slot is not None else {}
+    def _slots(self, memory: SnapshotMemory, stored: Candidates) -> dict[int, MemorySlot]:
+        """Return the slots of this rank with checkpoints that all ranks have in memory, by step."""
+
+        own = partial(memory.committed, stored.serials())
+        every = self.ranks.agreed("steps in memory", own)
+        found = set.intersection(*({(step, serial) for step, serial in one} for one in every))
+        slots = ((step, memory.kept(step, serial)) for step, serial in found)
+        return {step: slot for step, slot in slots if slot is not None}
 
 
 class Stateful(Protocol):

@@ -16,10 +16,12 @@ from iobench.checkpoint.persister import Persister, Snapshot
 from iobench.checkpoint.place import SaveParticipant
 from iobench.checkpoint.save import Save, SaveEvents
 from iobench.checkpoint.snapshot import LazyCopy, copy_into
+from iobench.checkpointer.restoring import Restoring
 from iobench.errors import RankError, UsageError
 from iobench.ranks.control import Control
 from iobench.remote.local_tier import LocalTier
 from iobench.remote.snapshot_memory import SnapshotMemory
+from iobench.replicas.replicator import Replicator
 from iobench.writers.blocks.channel import Channel, Lease, LeaseState, OnFull
 
 _REMEMBERED = 1000  # length of `saves`
@@ -37,8 +39,7 @@ class _Asked(NamedTuple):
 class Saving:
     """Takes the snapshots of all ranks. The trainer's thread and the persister's have own calls.
 
-    `ledger` is that of rank 0. `before` and `claiming` are called before a save: in all ranks, and
-    in rank 0 before it claims the step.
+    `ledger` is that of rank 0.
     """
 
     ranks: Control
@@ -48,12 +49,12 @@ class Saving:
     ledger: Ledger | None
     on_full: OnFull
     lazy: bool
-    before: Callable[[], None]
-    claiming: Callable[[], None]
+    restoring: Restoring
+    replicator: Replicator | None = None
     events: SaveEvents | None = None
     tier: LocalTier | None = None
     memory: SnapshotMemory | None = None
-    participant: SaveParticipant | None = None
+    participant: SaveParticipant
     saves: deque[Save] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
     _copies: Channel[LazyCopy] = field(init=False)
     _lazy_save: Save | None = field(default=None, init=False)
@@ -144,8 +145,7 @@ class Saving:
     def _ask(self, state: Any, save: Save) -> _Asked:
         """Tell the other ranks about `save`. An error here is raised in all ranks."""
         step = save.step
-        if self.participant is not None:
-            self.participant.make_room(self.finish, self._tidy, self._settle_copies)
+        self.participant.make_room(self.finish, self._tidy, self._settle_copies)
         if self.tier is not None:
             save.tiers = self.tier.copies
             save.backlog_wait_s = self.tier.drain.wait_for_backlog(step)
@@ -154,13 +154,13 @@ class Saving:
             self.finish_copy()
             if not self.ranks.many:
                 self.persister.raise_failure()
-            self.before()
+            if self.replicator is not None:
+                self.replicator.warn()
             if type(step) is not int or step < 0:
                 raise UsageError(f"step {step!r}: a whole number, 0 or more")
-            held = self.participant
-            local = self.contents.local(state if held is None else held.added_to(state))
+            local = self.contents.local(self.participant.added_to(state))
             if self.ledger is not None:
-                self.claiming()
+                self.restoring.settle()  # new saves count as newer than those of the remote tier
                 self.ledger.claim(save)
             if self.memory is not None:
                 self.memory.began(save)
@@ -183,8 +183,7 @@ class Saving:
         self.saves.append(save)
         if self.events is not None:
             self.events.watch(save)
-        if self.participant is not None:
-            self.participant.hold(save)
+        self.participant.hold(save)
         return content
 
     def _agreed_content(self, lease: Lease[Snapshot]) -> Any:
@@ -264,8 +263,7 @@ class Saving:
     def finish(self) -> None:
         """Wait until every save has ended. Raises only what no save has as its failure."""
         try:
-            if self.participant is not None:
-                self.participant.settle()
+            self.participant.settle()
         finally:
             self.finish_copy()
             self.persister.wait()
@@ -277,7 +275,6 @@ class Saving:
     def _settle_copies(self) -> None:
         """Wait until the participant has room because the remote tier has a state of its."""
         held = self.participant
-        assert held is not None
         while self.tier is not None and held.full and self.tier.drain.settle_one():
             self._tidy()
             held.sweep()

@@ -14,7 +14,7 @@ import xxhash
 
 from iobench import linux
 from iobench.checkpoint.manifest import MANIFEST, FileRecord, Manifest, PinnedGeneration
-from iobench.checkpoint.place import RemoteCopyOf
+from iobench.checkpoint.place import RemoteCopyOf, SaveParticipant
 from iobench.checkpoint.retention import KeepLast, Retention, outlines, readable_manifest
 from iobench.checkpoint.save import Save
 from iobench.checkpoint.store import CheckpointStore, DirectoryStore
@@ -40,7 +40,7 @@ from iobench.writers.image import FileImage
 from iobench.writers.local.new_file import sync_directory
 
 
-class PinLedger:
+class PinLedger(SaveParticipant):
     """The pins of an optimizer that checkpoints name, or that pending saves will name.
 
     It is the SaveParticipant of `Checkpointer(..., offload=optimizer)`: each save pins the state,
@@ -52,7 +52,7 @@ class PinLedger:
     `start`. Another thread than the trainer's calls `durable`, `ended` and `open_file`.
     """
 
-    exports = False
+    holds = True
 
     def __init__(self, state: OptimizerState) -> None:
         self._state, self._layout = state, state.running().layout
@@ -133,10 +133,6 @@ class PinLedger:
     def full(self) -> bool:
         """Whether no pin is left."""
         return len(self._state.held) >= self._layout.pins
-
-    def added_to(self, state: Any) -> Any:
-        """The files of a checkpoint have nothing of it."""
-        return state
 
     def hold(self, save: Save) -> None:
         """Pin the state after the last step for `save`. Waits for nothing."""

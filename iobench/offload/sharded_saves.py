@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from iobench.checkpoint.manifest import Manifest, PinnedGeneration
-from iobench.checkpoint.per_rank import PerRank, SavedPerRank
-from iobench.checkpoint.place import RemoteCopyOf
+from iobench.checkpoint.place import SaveParticipant
+from iobench.checkpoint.rebuild import PerRank, SavedPerRank
 from iobench.checkpoint.retention import Retention
-from iobench.checkpoint.save import Save
-from iobench.checkpoint.store import CheckpointStore
 from iobench.errors import OptionError, StateError, UsageError
 from iobench.offload.groups import kept_values
 from iobench.offload.layout import ADAM
@@ -20,19 +17,16 @@ from iobench.offload.state import OptimizerState
 from iobench.offload.stock import load_state, state_dict_of
 from iobench.offload.update import step_counter
 from iobench.ranks.world import World
-from iobench.writers.image import FileImage
 
 _KEY = "optimizer"
 
 
-class ShardedSaves:
+class ShardedSaves(SaveParticipant):
     """The SaveParticipant of ranks that each have the state of their own shards.
 
     The files of a checkpoint have the state as DTensors, under the key "optimizer", so any number
     of ranks can load it. Nothing is pinned.
     """
-
-    exports = full = False
 
     def __init__(self, state: OptimizerState) -> None:
         self._state = state
@@ -49,29 +43,6 @@ class ShardedSaves:
                 f"{world.size}; both need the same ranks, two or more. Otherwise save "
                 "optimizer.state_dict() with the model's"
             )
-
-    def open(self, store: CheckpointStore, drain: Any) -> None:
-        """Nothing to do: the files have all, and the drain copies them."""
-
-    def start(self) -> None:
-        """Nothing to do, as in all that follows of pins."""
-
-    def make_room(self, *ways: Callable[[], None]) -> None: ...
-
-    def hold(self, save: Save) -> None: ...
-
-    def durable(self, save: Save) -> tuple[PinnedGeneration | None, list[FileImage]]:
-        del save
-        return None, []
-
-    def ended(self, save: Save) -> None: ...
-
-    def settle(self) -> None: ...
-
-    def sweep(self) -> None: ...
-
-    def restore(self, manifest: Manifest, remote_copy: RemoteCopyOf | None) -> None:
-        raise AssertionError(manifest, remote_copy)  # in a job of one process
 
     def added_to(self, state: Any) -> Any:
         """Return `state` with the optimizer's of this rank, read from storage into memory.
@@ -93,13 +64,13 @@ class ShardedSaves:
         counts = PerRank([int(count) for count in record.counts])
         return {**state, _KEY: {**saved, "updates": record.updates, "counts": counts}}
 
-    def expected(self) -> dict[str, Any]:
-        """Return the tensors that `added_to` adds, without any bytes."""
+    def expected(self, like: Any) -> dict[str, Any]:
+        """Return `like` with the tensors that `added_to` adds, without any bytes."""
         state = {}
         for number, parameter in enumerate(self._state.parameters()):
             like = torch.empty_like(parameter.detach(), dtype=torch.float32, device="meta")
             state[number] = {"step": step_counter(0), **dict.fromkeys(ADAM, like)}
-        return {_KEY: {"state": state}}
+        return {**(like or {}), _KEY: {"state": state}}
 
     def take(self, state: Any) -> Any:
         """Go on from the optimizer's part of `state`, in all ranks; return the rest.

@@ -11,8 +11,10 @@ from iobench import linux
 from iobench.checkpoint.ledger import Ledger
 from iobench.checkpoint.manifest import Manifest
 from iobench.checkpoint.persister import Persister, Snapshot
+from iobench.checkpoint.piece_reader import HeldFiles
 from iobench.checkpoint.ranked.messages import Committed, Turns
-from iobench.checkpoint.restore import Candidates, WrappedCandidates
+from iobench.checkpoint.ranked.plan import data_file
+from iobench.checkpoint.restore import Candidates, NearerCandidates
 from iobench.checkpoint.retention import Retention
 from iobench.checkpoint.save import Copy, Save
 from iobench.checkpoint.store import CheckpointStore, DirectoryStore
@@ -141,15 +143,20 @@ class SnapshotMemory:
                 return slot
         return None
 
-    def candidates(self, inner: Candidates) -> MemoryCandidates:
-        """Return `inner` with the copies that this memory has, in a job of one rank."""
-        assert self._ledger is not None
+    def committed(self, listed: Mapping[int, int]) -> list[tuple[int, int]]:
+        """Return the steps and serial numbers of checkpoints whose bytes this rank has in memory.
+
+        In rank 0 without those that were removed or replaced; `listed` are the serial numbers of
+        what is stored.
+        """
+        found = [(slot.kept.step, slot.kept.serial) for slot in self.pool.slots() if slot.kept]
+        if self._ledger is None:
+            return found
         known = self._ledger.serials()
         if self._local is not None:  # saves that went to the remote tier directly
             known |= {one.step: one.serial for one in self._local.drain.queue.entries()}
-        slots = {slot.kept.step: slot for slot in self.pool.slots() if slot.kept}
-        found = {step: self.kept(step, known[step]) for step in slots if step in known}
-        return MemoryCandidates(inner, {step: slot for step, slot in found.items() if slot})
+        known |= listed
+        return [(step, serial) for step, serial in found if known.get(step) == serial]
 
     def forget(self, step: int) -> None:
         """Drop the bytes of a checkpoint that was removed."""
@@ -158,23 +165,28 @@ class SnapshotMemory:
                 slot.kept = None
 
 
-class MemoryCandidates(WrappedCandidates):
+class MemoryCandidates(NearerCandidates):
     """`inner`, with the copies of steps that are in memory: `slots` by step.
 
     In a job of several ranks each rank has its own file there, and the others come from `inner`.
     What memory has damaged comes from there too, piece by piece.
     """
 
-    def __init__(self, inner: Candidates, slots: Mapping[int, MemorySlot]) -> None:
+    def __init__(self, inner: Candidates, slots: Mapping[int, MemorySlot], *, ranks: int) -> None:
         super().__init__(inner)
-        self._slots = slots
+        self._slots, self._ranks = slots, ranks
         self._kept = {step: slot.kept for step, slot in slots.items() if slot.kept}
         self._problems: dict[int, tuple[str, str]] = {}  # tier of a copy that is left, and why
         self._read: dict[int, MendedReader] = {}
 
-    def has(self, step: int) -> bool:
-        """Whether this copy of `step` was not left."""
-        return step in self._kept
+    def held(self, step: int) -> HeldFiles | None:
+        if step not in self._kept:
+            return super().held(step)
+        slot = self._slots[step]
+        if slot.kept is None or slot.kept.manifest is not None:
+            return None  # of one rank, which reads it like a file
+        images = {image.path: image for image in slot.kept.files(slot.memory)}
+        return HeldFiles(images, {data_file(rank): [rank] for rank in range(self._ranks)})
 
     def _whole(self) -> dict[int, Manifest]:
         """Return the manifests of checkpoints of which memory has all files."""

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from iobench.checkpoint.manifest import MANIFEST, Manifest
+from iobench.checkpoint.restore import Candidates
 from iobench.checkpoint.retention import outlines
 from iobench.checkpoint.store import DirectoryStore
 from iobench.errors import (
@@ -112,14 +113,12 @@ class MendedReader:
         return {near: f"read in part; {problem}", far: "; ".join(filter(None, there))}
 
 
-class TieredCandidates:
+class TieredCandidates(Candidates):
     """The checkpoints of both tiers, as they are `listed`; the same in all ranks of a job.
 
     A checkpoint is read in the local tier if it is there. A piece that is damaged there comes from
     the remote copy of the same save. The next copy is the remote one as a whole.
     """
-
-    readers = 1
 
     def __init__(
         self,
@@ -129,14 +128,11 @@ class TieredCandidates:
         remote_writer: Writer,
         listed: Sequence[Listed],
     ) -> None:
-        self._local, self._remote_name = local, remote
-        self._local_writer, self._remote_writer = local_writer, remote_writer
+        super().__init__(local, local_writer)
+        self._local, self._remote_name, self._remote_writer = local, remote, remote_writer
         self._listed = {one.step: one for one in listed}
         self._problems: dict[int, str] = {}  # of local copies that are left
         self._read: dict[int, MendedReader] = {}
-
-    def __str__(self) -> str:
-        return str(self._local)
 
     def steps(self) -> list[int]:
         return sorted(self._listed)
@@ -155,8 +151,8 @@ class TieredCandidates:
     def reader(self, step: int, manifest: Manifest) -> CopyReader:
         if not self._is_local(step):
             return StoredReader(self._remote_writer, self._found(step).remote)
-        local = StoredReader(self._local_writer, self._local.locate(step))
-        self._read[step] = MendedReader(local, partial(self._same, step, manifest))
+        local = super().reader(step, manifest)
+        self._read[step] = MendedReader(local, partial(self._same, manifest))
         return self._read[step]
 
     def next_copy(self, step: int, problem: str) -> bool:
@@ -183,12 +179,16 @@ class TieredCandidates:
             raise TargetError(f"{self}: holds no checkpoint of step {step}")
         return self._listed[step]
 
-    def _same(self, step: int, manifest: Manifest) -> CopyReader | None:
-        """Return the remote copy of the save with this manifest."""
-        where = self._found(step).remote
-        if not where or self._remote_manifest(where) != manifest:
+    def remote_copy(self, manifest: Manifest) -> tuple[str | Path, Writer] | None:
+        """Return where the remote tier has this very save, and its writer; None if it has not."""
+        listed = self._listed.get(manifest.step)
+        if listed is None or not listed.remote or self._remote_manifest(listed.remote) != manifest:
             return None
-        return StoredReader(self._remote_writer, where)
+        return listed.remote, self._remote_writer
+
+    def _same(self, manifest: Manifest) -> CopyReader | None:
+        found = self.remote_copy(manifest)
+        return None if found is None else StoredReader(found[1], found[0])
 
     def _remote_manifest(self, place: str, *, files: bool = True) -> Manifest:
         where = os.path.join(place, MANIFEST)
@@ -208,10 +208,10 @@ class TieredStore:
     local one. `known` has the serial numbers of the local checkpoints.
     """
 
-    def __init__(self, local: LocalTier, writer: Writer, known: Mapping[int, int]) -> None:
-        self._local, self._writer, self._known = local, writer, known
+    def __init__(self, local: LocalTier, known: Mapping[int, int]) -> None:
+        self._local, self._known = local, known
         self._has_local = bool(local.steps())
-        self._remote, self._remote_writer = local.remote.store, local.remote.writer
+        self._remote = local.remote.store
         self._in_remote: dict[int, int | None] = {}
         """Steps, and serial numbers where the remote tier has them; after `ask`."""
         self._answer: dict[int, int | None] = {}
@@ -279,16 +279,3 @@ class TieredStore:
             serial = there if later or here is None else here
             found.append(Listed(step, serial, step in own and not later, place))
         return found
-
-    def candidates(self) -> TieredCandidates:
-        """Return the checkpoints of both tiers."""
-        return TieredCandidates(
-            self._local, self._writer, str(self._remote), self._remote_writer, self.listed()
-        )
-
-    def remote_copy(self, manifest: Manifest) -> tuple[str | Path, Writer] | None:
-        """Return where the remote tier has this very save, and its writer; None if it has not."""
-        step = manifest.step
-        if step not in self._in_remote or self._remote.manifest(step) != manifest:
-            return None
-        return self._remote.locate(step), self._remote_writer

@@ -11,7 +11,7 @@ from iobench.checkpoint.checksums import record_of
 from iobench.checkpoint.manifest import Manifest
 from iobench.checkpoint.piece_reader import HeldFiles
 from iobench.checkpoint.ranked.dcp_files import INDEX, merged
-from iobench.checkpoint.restore import Candidates, WrappedCandidates
+from iobench.checkpoint.restore import Candidates, NearerCandidates
 from iobench.checkpoint.retention import readable_manifest
 from iobench.checkpoint.state_tree import json_text
 from iobench.errors import IobenchError
@@ -56,26 +56,18 @@ def manifest_of(
     return manifest.to_json().decode(), index
 
 
-class ReplicaCandidates(WrappedCandidates):
+class ReplicaCandidates(NearerCandidates):
     """`inner`, with the newest version that all ranks can have, from the memory of nodes.
 
     Of `plan`, this version, each rank maps the files that its node has. What they have damaged, and
     what no node has, comes from `inner`. It may be a save that was never committed: then there is
     no other copy, and the nodes together have all of its files. `look` and `next_copy` are calls of
-    all ranks. In rank 0 `inner` has all serial numbers; `writer` is that of the saves.
+    all ranks. In rank 0 `inner` has all serial numbers.
     """
 
-    def __init__(
-        self,
-        inner: Candidates,
-        *,
-        ranks: Control,
-        writer: Writer,
-        replicator: Replicator | None,
-    ) -> None:
+    def __init__(self, inner: Candidates, *, ranks: Control, replicator: Replicator) -> None:
         super().__init__(inner)
-        self._ranks, self._writer = ranks, writer
-        self._replicator = replicator
+        self._ranks, self._replicator = ranks, replicator
         self._memory: list[MemoryCopy] = []
         self._stored: list[Version] = []
         self._may_drop = False
@@ -105,9 +97,9 @@ class ReplicaCandidates(WrappedCandidates):
     def locate(self, step: int) -> str | Path:
         return _NAME if step in self._only_in_memory() else super().locate(step)
 
-    def held(self) -> HeldFiles | None:
-        """Return the files in memory, unless they are left."""
-        return None if self._problem else self._held
+    def held(self, step: int) -> HeldFiles | None:
+        found = self._of_memory(step)
+        return super().held(step) if found is None or self._problem else found
 
     def _of_memory(self, step: int) -> HeldFiles | None:
         """Return the files of `step` in memory; None for another step."""
@@ -142,9 +134,12 @@ class ReplicaCandidates(WrappedCandidates):
         warnings.warn(message, RuntimeWarning, stacklevel=3)
         return {_NAME: self._problem, **(super().sources(step) or {str(self): "read"})}
 
-    def look(self, step: int | Literal["latest"]) -> None:
-        """Ask all nodes and storage what there is, and choose the newest version."""
-        memory = self._replicator.copies() if self._replicator else []
+    def look(self, step: int | Literal["latest"]) -> bool:
+        """Ask all nodes and storage what there is, and choose the newest version.
+
+        Return whether nodes have files of it in memory.
+        """
+        memory = self._replicator.copies()
         held = {copy.version.step for copy in memory}
 
         def committed_here() -> list[Any]:
@@ -166,6 +161,7 @@ class ReplicaCandidates(WrappedCandidates):
         self._stored = [one for one in stored if step in ("latest", one.step)]
         self._may_drop = step == "latest"
         self._choose()
+        return self._held is not None
 
     def _choose(self) -> None:
         while True:
@@ -178,7 +174,6 @@ class ReplicaCandidates(WrappedCandidates):
 
     def _hold(self, plan: RecoveryPlan) -> bool:
         """Map the files of `plan`. False, and without these copies, if some are damaged."""
-        assert self._replicator is not None
         step, replicator = plan.version.step, self._replicator
         held, damaged = replicator.held(plan)
         if damaged:
@@ -192,7 +187,7 @@ class ReplicaCandidates(WrappedCandidates):
             headers = replicator.headers(plan)
             try:
                 manifest, index = self._ranks.led(
-                    f"replicas of step {step}", lambda: manifest_of(plan, headers, self._writer)
+                    f"replicas of step {step}", lambda: manifest_of(plan, headers, self.writer)
                 )
             except IobenchError as error:
                 self._ranks.check()

@@ -18,7 +18,7 @@ _PARTS = "iobench.checkpoint.ranked"
 
 _POINTS = {
     "opening": ("iobench.checkpointer.opening.Opening._lead:after:1", 1),
-    "load": ("iobench.checkpoint.stored.read_pieces:before:1", 1),
+    "load": ("iobench.checkpoint.stored.StateReader._by_pieces:before:1", 1),
     "plan": ("iobench.checkpoint.ranked.plan.Planning._agreed:before:1", 1),
     "snapshot": ("iobench.checkpointer.saving.copy_into:before:2", 2),
     "write": (f"{_PARTS}.dcp_files.DcpFormat.write:before:2", 2),

@@ -30,7 +30,7 @@ from torch.distributed.checkpoint.metadata import (
 
 from iobench.checkpoint.checksums import record_of, recorded
 from iobench.checkpoint.manifest import FileRecord, Manifest, Pieces
-from iobench.checkpoint.place import PartOffer, PartTarget, Place, Written
+from iobench.checkpoint.place import PartOffer, PartTarget, Place, SaveJob, Written
 from iobench.checkpoint.ranked.messages import Part, part_file
 from iobench.checkpoint.ranked.plan import Box, RankContent, RankPlan, WholePlan, data_file
 from iobench.checkpoint.ranked.structure import (
@@ -40,7 +40,6 @@ from iobench.checkpoint.ranked.structure import (
     stock_values,
     value_file,
 )
-from iobench.checkpoint.save import Save
 from iobench.checkpoint.staged import Staged
 from iobench.checkpoint.state_tree import json_text, parsed
 from iobench.errors import DataMismatchError, StateError, TargetError, TransferError
@@ -50,7 +49,7 @@ from iobench.formats.tensors import dtype_name
 from iobench.ranks.world import World
 from iobench.writers.base import Writer
 from iobench.writers.blocks.workers import map_in_workers
-from iobench.writers.image import Bytes, FileImage
+from iobench.writers.image import FileImage
 from iobench.writers.transfer import Transfer
 
 _SHOWN = 60  # characters of a value in a message
@@ -230,20 +229,13 @@ class DcpFormat:
     hosts: Sequence[str]
     _indexer: tuple[RankPlan, Indexer] | None = field(default=None, init=False)
 
-    def write(
-        self,
-        save: Save,
-        content: RankContent,
-        memory: Bytes | None,
-        target: PartTarget,
-        offer: PartOffer | None,
-    ) -> Written:
+    def write(self, job: SaveJob, offer: PartOffer | None) -> Written:
         """Write this rank's file, and then its part manifest. On return the file is durable.
 
         The part manifest is only for rank 0, which compares it with the vote and removes it.
         `offer` gets what is in `memory` before it is written.
         """
-        del save
+        _, content, memory, target = job
         rank = self.world.rank
         whole = rank == 0 or not content.alike
         has_own = '"$per_rank"' in content.skeleton
@@ -286,8 +278,7 @@ class DcpFormat:
 
     def publish(
         self,
-        save: Save,
-        content: RankContent,
+        job: SaveJob,
         own: Written,
         staged: Staged,
         votes: Sequence[str],
@@ -308,8 +299,8 @@ class DcpFormat:
         )
         with collector_paused():
             skeleton = merged(parts)
-            indexer = self._indexer_of(content.plan)
-            where = os.fspath(place.store.locate(save.step))
+            indexer = self._indexer_of(job.content.plan)
+            where = os.fspath(place.store.locate(job.save.step))
             images = [
                 FileImage.of(METADATA, [indexer.metadata(parts, skeleton, where)]),
                 FileImage.of(INDEX, [indexer.index(skeleton).encode()]),

@@ -20,8 +20,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from iobench.checkpoint.aliases import Leaf, View
-from iobench.checkpoint.per_rank import PerRank
-from iobench.checkpoint.rebuild import unflatten
+from iobench.checkpoint.rebuild import PerRank, unflatten
 from iobench.checkpoint.state_tree import FlatState, KnownState, Share, Template, flatten, json_text
 from iobench.errors import StateError
 from iobench.formats.many_parts import Numbers

@@ -14,7 +14,7 @@ import torch
 
 from iobench import Checkpointer
 from iobench.checkpoint.manifest import Manifest
-from iobench.checkpoint.restore import StoredCandidates, restore
+from iobench.checkpoint.restore import Candidates, restore
 from iobench.checkpoint.store import DirectoryStore
 from iobench.errors import DataMismatchError, IobenchError, RankError, TransferError
 from iobench.ranks.control import Control
@@ -23,7 +23,7 @@ from iobench.writers.base import CopyReader
 from iobench.writers.buffered import BufferedWriter
 
 
-class _Copies(StoredCandidates):
+class _Copies(Candidates):
     """The checkpoints of several directories that are copies of each other."""
 
     def __init__(self, first: Path, *others: Path, errors: tuple[Exception | None, ...]) -> None:

@@ -29,13 +29,13 @@ def test_memory_that_grows_is_not_held_twice(monkeypatch: pytest.MonkeyPatch) ->
     slot = Slot()
     slot.hold(4 * MIB, pinned=False)
     owner = weakref.ref(_owner(slot))
-    mapped, held = slots._map, []
+    fresh_pages, held = slots.fresh_pages, []
 
-    def note(size_bytes: int) -> Bytes:
+    def note(size_bytes: int, *, huge: bool) -> Bytes:
         held.append(owner())
-        return mapped(size_bytes)
+        return fresh_pages(size_bytes, huge=huge)
 
-    monkeypatch.setattr(slots, "_map", note)
+    monkeypatch.setattr(slots, "fresh_pages", note)
     slot.hold(5 * MIB, pinned=False)
     assert held == [None]
     owner = weakref.ref(_owner(slot))

@@ -12,8 +12,8 @@ from iobench.checkpoint.manifest import FileRecord
 from iobench.checkpoint.piece_reader import HeldFiles
 from iobench.checkpoint.ranked.messages import Part
 from iobench.checkpoint.ranked.plan import data_file
-from iobench.checkpoint.restore import Candidates, StoredCandidates, restore
-from iobench.checkpoint.store import DirectoryStore
+from iobench.checkpoint.restore import Candidates, restore
+from iobench.checkpoint.store import Checkpoints, DirectoryStore
 from iobench.errors import DataMismatchError, TargetError
 from iobench.ranks.control import ALONE
 from iobench.replicas.nearest import ReplicaCandidates
@@ -88,10 +88,9 @@ class _Memory:
 def _restoring(memory: _Memory | None = None) -> ReplicaCandidates:
     storage = _Storage({10: "a", 20: "b"})
     made = ReplicaCandidates(
-        cast(Candidates, storage),
+        Candidates(cast(Checkpoints, storage), BufferedWriter()),
         ranks=ALONE,
-        writer=BufferedWriter(),
-        replicator=cast(Replicator, memory),
+        replicator=cast(Replicator, memory or _Memory()),
     )
     made.look("latest")
     return made
@@ -107,7 +106,7 @@ def test_without_replicas_the_newest_checkpoint_is_read_as_before() -> None:
     """Nothing is in memory. What comes after the version that was loaded is dropped from it."""
     assert _plan().version.step == 20
     restoring = _restoring()
-    assert restoring.held() is None
+    assert restoring.held(20) is None
     assert restoring.version_of(10) == Version(1, 10, "")
     assert restoring.version_of(5) == Version(0, 5, "")
 
@@ -130,7 +129,7 @@ def test_a_save_that_only_memory_has() -> None:
     assert restoring.reader(30, manifest).location == restoring.locate(30) == "replicas"
     with pytest.warns(RuntimeWarning, match="the replicas of step 30 are not used: a wrong bit"):
         assert not restoring.next_copy(30, "a wrong bit")
-    assert (restoring.steps(), restoring.held()) == ([10, 20], None)
+    assert (restoring.steps(), restoring.held(30)) == ([10, 20], None)
     assert restoring.version_of(20) == Version(2, 20, "")
 
 
@@ -141,8 +140,8 @@ def test_a_damaged_manifest_is_not_passed_over_in_silence(tmp_path: Path) -> Non
             ckpt.save({"step": step}, step)
     (tmp_path / "step-2" / "manifest.json").write_text("{}")
     writer = BufferedWriter()
-    stored = StoredCandidates(DirectoryStore(tmp_path), writer, {1: 1})
-    candidates = ReplicaCandidates(stored, ranks=ALONE, writer=writer, replicator=None)
+    stored = Candidates(DirectoryStore(tmp_path), writer, {1: 1})
+    candidates = ReplicaCandidates(stored, ranks=ALONE, replicator=cast(Replicator, _Memory()))
     candidates.look("latest")
     with pytest.raises(DataMismatchError, match="step-2"):
         restore(candidates, "latest")
