@@ -203,7 +203,7 @@ def compared(
     it returns False. Raises DataMismatchError with the names of the pieces that differ then.
     """
     comparison = _Comparison(image, record)
-    if not comparison.size_bytes == image.size_bytes == record.size_bytes:
+    if not sum(comparison.sizes) == image.size_bytes == record.size_bytes:
         raise DataMismatchError(
             f"{where}: has {image.size_bytes} bytes, its manifest says {record.size_bytes}"
         )
@@ -249,7 +249,8 @@ class _Comparison:
 
     def __init__(self, image: FileImage, record: FileRecord) -> None:
         self._image, self._pieces = image, record.pieces
-        self._ends = list(itertools.accumulate(piece.size_bytes for piece in record.pieces))
+        self.sizes = [piece.size_bytes for piece in record.pieces]
+        self._ends = list(itertools.accumulate(self.sizes))
         self._expected = [piece.xxh3_64 for piece in record.pieces]
         self._lock = threading.Lock()
         self._ahead: dict[int, int] = {}  # ranges that arrived before the bytes in front of them
@@ -258,11 +259,6 @@ class _Comparison:
         self._part: xxhash.xxh3_64 | None = None  # of its bytes before `_position`
         self._failure: Exception | None = None
         self._wrong: set[int] = set()
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of all pieces."""
-        return self._ends[-1] if self._ends else 0
 
     def arrived(self, start: int, stop: int) -> None:
         """Compare what is complete. Raises nothing: a writer's completion callback calls it."""

@@ -142,7 +142,7 @@ class Streamed:
         self.taken = threading.Event()
         self._head: FileImage | None = head
         self._copy: Callable[[FileImage], None] | None = copy
-        self._check = check
+        self._check: Callable[[], None] | None = check
         self._error: BaseException | None = None
         self._lock = threading.RLock()
 
@@ -182,8 +182,9 @@ class Streamed:
         with self._lock:
             try:
                 self.copy_rest()
-                if self._head is not None:
-                    self._check()
+                check = self._check
+                if check is not None:
+                    check()
             except BaseException as error:  # noqa: BLE001 -- raised by `raise_failure`
                 self.fail(error)
             self.end()
@@ -195,8 +196,7 @@ class Streamed:
 
     def end(self) -> None:
         """Give the memory of the state back."""
-        self._head = self._copy = None
-        self._check = _nothing
+        self._head = self._copy = self._check = None
         self.taken.set()
 
     @property
@@ -208,10 +208,6 @@ class Streamed:
         """Raise what failed."""
         if self._error is not None:
             raise self._error
-
-
-def _nothing() -> None:
-    """No check: the state may change."""
 
 
 class StreamedImage(ManyParts):

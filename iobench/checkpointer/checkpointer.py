@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import Any, Literal, Self
 
 from iobench.checkpoint.ledger import Ledger
 from iobench.checkpoint.persister import Persister, end_unclosed
@@ -27,17 +27,14 @@ from iobench.errors import OptionError, UsageError
 from iobench.ranks.control import checkpointer_control
 from iobench.ranks.restore_plan import RestoreMode, check_restore_mode
 from iobench.ranks.world import AnyWorld
+from iobench.remote.memory_pool import TierUse
+from iobench.remote.placement import Placement
+from iobench.remote.remote import AnyTier
 from iobench.replicas.partner import Partner
+from iobench.replicas.replicator import Replicated
 from iobench.writers.base import Writer
 from iobench.writers.blocks import interpreter_end
 from iobench.writers.blocks.channel import Channel, Lease
-
-if TYPE_CHECKING:
-    from iobench.remote.memory_pool import TierUse
-    from iobench.remote.placement import Placement
-    from iobench.remote.remote import AnyTier
-    from iobench.replicas.replicator import Replicated
-
 
 DEADLINE_S = 1800.0
 

@@ -9,14 +9,17 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import NoneType
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 from iobench.checkpoint.commit import Committer
 from iobench.checkpoint.content import Contents
 from iobench.checkpoint.ledger import Ledger
 from iobench.checkpoint.persister import Persister, Snapshot, newest
 from iobench.checkpoint.place import LocalPlace, Place, SaveParticipant
+from iobench.checkpoint.ranked.dcp_files import DcpFormat
 from iobench.checkpoint.ranked.messages import Committed, Turns
+from iobench.checkpoint.ranked.plan import Planning
+from iobench.checkpoint.ranked.slice_planner import CutPlanner
 from iobench.checkpoint.retention import KeepAll, Retention
 from iobench.checkpoint.save import OnEvent, Save
 from iobench.checkpoint.schedule import Schedule
@@ -27,20 +30,17 @@ from iobench.checkpointer.restoring import Restoring
 from iobench.errors import OptionError, UsageError
 from iobench.ranks.control import Control
 from iobench.ranks.world import AnyWorld, World
+from iobench.remote.local_tier import LocalTier
+from iobench.remote.placement import Placement
+from iobench.remote.placing import Placing
+from iobench.remote.remote import AnyTier, GivenTiers
+from iobench.remote.snapshot_memory import SnapshotMemory
 from iobench.replicas.partner import Partner
+from iobench.replicas.replicator import Replicator
 from iobench.units import parse_size
 from iobench.writers.base import Writer
 from iobench.writers.config import writer_of
 from iobench.writers.s3_store.target import is_s3
-
-if TYPE_CHECKING:
-    from iobench.remote.local_tier import LocalTier
-    from iobench.remote.memory import Memory
-    from iobench.remote.placement import Placement
-    from iobench.remote.remote import AnyTier, GivenTiers
-    from iobench.remote.snapshot_memory import SnapshotMemory
-    from iobench.replicas.replicator import Replicator
-
 
 WhenFull = Literal["wait", "skip", "drop", "raise"]
 """What a save does without a free slot. "raise" waits, and raises if the budget is too small."""
@@ -123,7 +123,6 @@ class CheckpointerOptions:
             )
 
     def _check_placement(self, placement: object) -> None:
-        from iobench.remote.placement import Placement  # here: it takes time to import
 
         if not isinstance(placement, Placement):
             raise OptionError(f"placement={placement!r}: takes a value such as Placement()")
@@ -145,8 +144,6 @@ class CheckpointerOptions:
         """The tiers by kind."""
         if not self.tiers:
             return None
-        from iobench.remote.remote import GivenTiers  # here: it takes time to import
-
         return GivenTiers.of(self.tiers)
 
     @functools.cached_property
@@ -213,15 +210,13 @@ class Opening:
         keep = users if self.tier is None else self.tier.keeping(users)
         try:
             if given is not None and given.memories:
-                snapshots = partial(self._snapshots, given.memories)
+                snapshots = partial(SnapshotMemory, given.memories, ranks.world)
                 self.memory, _ = ranks.together("memory tiers", snapshots, lambda _: None)
                 self.restoring.memory = self.memory
             ranks.agreed(f"opening {location}", partial(self._lead, keep))
             if ranks.many:
                 ranks.agreed(f"looking at {location}", lambda: writer.require(location))
             if options.replicate is not None and ranks.many:
-                from iobench.replicas.replicator import Replicator
-
                 self.replicator = Replicator(options.replicate, ranks, str(self.store))
                 self.restoring.replicator = self.replicator
             self.committer = self._new_committer()
@@ -241,15 +236,8 @@ class Opening:
         self.options.own_writer.check_scheme(location)
         if is_s3(location):
             raise OptionError(f"{location}: with tiers, checkpoints are saved to a directory first")
-        from iobench.remote.local_tier import LocalTier  # here: it takes time to import
-
         self.tier = LocalTier(Path(location), remote, self.ranks)
         return self.tier
-
-    def _snapshots(self, memories: Sequence[Memory]) -> SnapshotMemory:
-        from iobench.remote.snapshot_memory import SnapshotMemory  # here: it takes time to import
-
-        return SnapshotMemory(memories, self.ranks.world)
 
     def _lead(self, keep: Retention) -> None:
         """Take the location for all ranks, in rank 0."""
@@ -267,10 +255,6 @@ class Opening:
         ranks = self.ranks
         form: Any = SafetensorsFormat(participant=self.options.participant)
         if ranks.many:
-            from iobench.checkpoint.ranked.dcp_files import DcpFormat
-            from iobench.checkpoint.ranked.plan import Planning
-            from iobench.checkpoint.ranked.slice_planner import CutPlanner
-
             planner = partial(
                 CutPlanner,
                 nodes=ranks.nodes,
@@ -295,8 +279,6 @@ class Opening:
         writer, placement = self.options.own_writer, self.options.placement
         shared = self.ranks.many
         if self.tier is not None and placement is not None:
-            from iobench.remote.placing import Placing
-
             return Placing(self.tier, writer, ledger, placement, shared).place
         local = LocalPlace(store=self.store, writer=writer, ledger=ledger, shared=shared)
         return lambda *_: local

@@ -12,6 +12,7 @@ from unittest import mock
 import torch
 
 import iobench
+from iobench.checkpoint.place import SaveJob
 from iobench.checkpoint.ranked.dcp_files import DcpFormat
 from iobench.remote import memory_pool
 from iobench.units import MIB
@@ -40,9 +41,9 @@ def _order() -> Iterator[list[int]]:
     steps: list[int] = []
     write = DcpFormat.write
 
-    def noted(self: DcpFormat, save: Any, content: Any, memory: Any, *args: Any) -> Any:
-        steps.append(content.number)
-        return write(self, save, content, memory, *args)
+    def noted(self: DcpFormat, job: SaveJob, offer: Any) -> Any:
+        steps.append(job.content.number)
+        return write(self, job, offer)
 
     with mock.patch.object(DcpFormat, "write", noted):
         yield steps

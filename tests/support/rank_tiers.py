@@ -11,6 +11,7 @@ from unittest import mock
 import torch
 
 import iobench
+from iobench.checkpoint.place import SaveJob
 from iobench.checkpoint.ranked.dcp_files import DcpFormat
 from iobench.errors import TransferError
 from iobench.remote.drain import Drain
@@ -212,12 +213,12 @@ def fails(
     world = in_world(size)
     write, directories = DcpFormat.write, list[str]()
 
-    def fail(self: DcpFormat, save: Any, content: Any, memory: Any, target: Any, offer: Any) -> Any:
-        directories.append(str(target.directory))
+    def fail(self: DcpFormat, job: SaveJob, offer: Any) -> Any:
+        directories.append(str(job.target.directory))
         remotely = directories[-1].startswith(remote) and len(directories) == 1
         if remotely and world.rank == victim and before:
             raise TransferError(110, "Connection timed out", remote)
-        done = write(self, save, content, memory, target, offer)
+        done = write(self, job, offer)
         if remotely and world.rank == victim:
             raise TransferError(110, "Connection timed out", remote)
         return done
