@@ -59,10 +59,14 @@ def probe_directory(directory: Path | str) -> list[Probe]:
     If nothing can be written there, the result has only the probe `write`.
     Raises TargetError if `directory` is not a directory.
     """
+    from tempfile import TemporaryDirectory  # slow to import, and only `iobench doctor` needs it
+
     path = check_directory(directory)
     try:
-        with scratch(path) as room:
-            return [_run(name, attempt, room) for name, attempt in _ATTEMPTS.items()]
+        with TemporaryDirectory(
+            prefix=".iobench-probe-", dir=path, ignore_cleanup_errors=True
+        ) as room:
+            return [_run(name, attempt, Path(room)) for name, attempt in _ATTEMPTS.items()]
     except OSError as error:
         return [
             Probe(
@@ -72,19 +76,6 @@ def probe_directory(directory: Path | str) -> list[Probe]:
                 remedy="Choose a writable directory with free space.",
             )
         ]
-
-
-@contextmanager
-def scratch(directory: Path) -> Iterator[Path]:
-    """Make an empty directory inside `directory`, and remove it with its content at the end."""
-    import shutil  # slow to import, and only `iobench doctor` needs them
-    import tempfile
-
-    room = Path(tempfile.mkdtemp(prefix=".iobench-probe-", dir=directory))
-    try:
-        yield room
-    finally:
-        shutil.rmtree(room, ignore_errors=True)
 
 
 def say(error: OSError) -> str:

@@ -61,20 +61,12 @@ def torch_cuda_version() -> str | None:
     return found[1] if found else None
 
 
-def parse_os_release(text: str) -> str | None:
-    """Return the distribution's name and version from the text of /etc/os-release."""
-    pairs = dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
-    name = pairs.get("PRETTY_NAME") or pairs.get("NAME")
-    return name.strip("\"'") if name else None
-
-
 def distribution() -> str | None:
     """Return `Debian GNU/Linux 12 (bookworm)` or the like; None if unknown."""
-    for path in ("/etc/os-release", "/usr/lib/os-release"):
-        text = read_text(path)
-        if text:
-            return parse_os_release(text)
-    return None
+    try:
+        return platform.freedesktop_os_release()["PRETTY_NAME"]
+    except OSError:
+        return None
 
 
 def describe_software() -> dict[str, str | None]:
