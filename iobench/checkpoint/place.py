@@ -44,11 +44,6 @@ class SaveParticipant:
     exports = False
     """Whether a remote tier gets the state too, so that files of the checkpoint describe it."""
 
-    @property
-    def full(self) -> bool:
-        """Whether nothing more can be held."""
-        return False
-
     def check(
         self, *, keep: Retention | None, placed: bool, tiers: Sequence[Any], world: World
     ) -> None:
@@ -60,10 +55,10 @@ class SaveParticipant:
     def start(self) -> None:
         """Look which checkpoints there are; release what no checkpoint needs."""
 
-    def make_room(self, *ways: Callable[[], None]) -> None:
+    def make_room(self, *ways: Callable[[], bool | None]) -> None:
         """Release what is free; while nothing more can be held, try the `ways` to free something.
 
-        Raises UsageError when nothing can be freed.
+        One that returns True may free more. Raises UsageError when nothing can be freed.
         """
 
     def added_to(self, state: Any) -> Any:

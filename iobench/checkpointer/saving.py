@@ -145,7 +145,7 @@ class Saving:
     def _ask(self, state: Any, save: Save) -> _Asked:
         """Tell the other ranks about `save`. An error here is raised in all ranks."""
         step = save.step
-        self.participant.make_room(self.finish, self._tidy, self._settle_copies)
+        self.participant.make_room(self.finish, self._tidy, self._settle_copy)
         if self.tier is not None:
             save.tiers = self.tier.copies
             save.backlog_wait_s = self.tier.drain.wait_for_backlog(step)
@@ -272,9 +272,9 @@ class Saving:
         assert self.ledger is not None  # ranks of a job never ask for room
         self.ledger.tidy()
 
-    def _settle_copies(self) -> None:
-        """Wait until the participant has room because the remote tier has a state of its."""
-        held = self.participant
-        while self.tier is not None and held.full and self.tier.drain.settle_one():
-            self._tidy()
-            held.sweep()
+    def _settle_copy(self) -> bool:
+        """Wait until the remote tier has one more state of the participant; return whether so."""
+        if self.tier is None or not self.tier.drain.settle_one():
+            return False
+        self._tidy()
+        return True

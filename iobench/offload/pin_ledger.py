@@ -113,24 +113,25 @@ class PinLedger(SaveParticipant):
                 self._own.add(pin.name)
         self.sweep()
 
-    def make_room(self, *ways: Callable[[], None]) -> None:
+    def make_room(self, *ways: Callable[[], bool | None]) -> None:
         """Release what is free. While no pin is left, try the `ways` to free one.
 
         Raises UsageError when all pins belong to checkpoints.
         """
         self.sweep()
         for way in ways:
-            if self.full:
-                way()
+            more: bool | None = True
+            while more and self._full:
+                more = way()
                 self.sweep()
-        if self.full:
+        if self._full:
             raise UsageError(
                 f"all pins={self._layout.pins} of the offloaded optimizer belong to checkpoints; "
                 "construct it with more pins, or keep fewer checkpoints"
             )
 
     @property
-    def full(self) -> bool:
+    def _full(self) -> bool:
         """Whether no pin is left."""
         return len(self._state.held) >= self._layout.pins
 
