@@ -23,8 +23,8 @@ class World:
     `nodes` - 1. `job` is the same text in all ranks and another one after a restart of the job.
     `launcher` is torchrun, slurm, mpi, iobench (OWN), or none for a process without ranks. `master`
     is the address at which the launcher lets the ranks meet, if it names one. Without `placed` the
-    launcher does not say which ranks share a node: they are counted as those of one node until `on`
-    is given the node of each rank.
+    launcher does not say which ranks share a node: the places are a guess until `on` is given the
+    node of each rank.
     """
 
     rank: int
@@ -146,6 +146,8 @@ class _Names:
         if local_size is None and self.launcher == "slurm" and node is not None:
             local_size = _tasks_of(node, found)
         placed = local_size is not None or nodes is not None
+        if self.launcher == "mpi":  # no node has a number, and neighbours may be on other nodes
+            placed = local_size == size
         if local_size is None:
             local_size = size if nodes in (None, 1) else -(-size // (nodes or 1))
         if local_rank is None:

@@ -23,8 +23,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self
 
-import numpy as np
-
 from iobench import linux
 from iobench.checkpoint.ranked.plan import data_file
 from iobench.environment.memory import available_bytes
@@ -32,8 +30,8 @@ from iobench.errors import ReplicaError, TargetError, transfer_errors
 from iobench.ranks.rendezvous import runtime_directory, runtime_path
 from iobench.replicas.recovery import SaveHeader, Version
 from iobench.text import parse_json
-from iobench.units import GIB, MIB, format_size
-from iobench.writers.image import Bytes, FileImage
+from iobench.units import GIB, format_size
+from iobench.writers.image import FileImage
 from iobench.writers.local.directory_lock import LOCK, DirectoryLock
 
 _RUN_IDS = ("IOBENCH_JOB", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "PMIX_NAMESPACE", "PMI_JOBID")
@@ -186,15 +184,12 @@ class ReplicaDirectory:
     def copy(self, version: Version, rank: int, image: FileImage) -> None:
         """Write the bytes of `image` into the file of `new_file`. Raises TransferError."""
         path = self._at(version) / data_file(rank)
-        with transfer_errors("writing", path):
-            fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-            try:
-                # Not through the mapping: page by page, with a fault for each.
-                for start in range(0, image.size_bytes, MIB):
-                    for view in image.views(start, min(start + MIB, image.size_bytes)):
-                        _write(fd, view)
-            finally:
-                os.close(fd)
+        # Not through the mapping: page by page, with a fault for each.
+        with transfer_errors("writing", path), open(path, "r+b", buffering=0) as file:
+            for view in image.views(0, image.size_bytes):
+                left = memoryview(view.data)
+                while len(left):
+                    left = left[file.write(left) :]
 
     def complete(self, version: Version, rank: int, ranks: int, header: bytes) -> None:
         """Make the bytes of `rank` complete. Raises TransferError."""
@@ -236,12 +231,6 @@ class ReplicaDirectory:
 def _remove(path: Path) -> None:
     with transfer_errors("removing", path), suppress(FileNotFoundError):
         shutil.rmtree(path)
-
-
-def _write(fd: int, view: Bytes) -> None:
-    left = memoryview(np.ascontiguousarray(view).data)
-    while len(left):
-        left = left[os.write(fd, left) :]
 
 
 def replica_directories() -> list[ReplicaDirectory]:

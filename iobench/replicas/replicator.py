@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -30,7 +30,7 @@ from iobench.replicas.directory import ReplicaDirectory, job_of, remove_unused
 from iobench.replicas.partner import Partner
 from iobench.replicas.recovery import MemoryCopy, RecoveryPlan, SaveHeader, Version
 from iobench.units import MIB
-from iobench.writers.image import FileImage
+from iobench.writers.image import Bytes, FileImage
 
 _ROUND_S = 24 * 3600.0  # a lost rank is known long before
 _CLOSE_S = 300.0
@@ -57,7 +57,8 @@ class Offer:
         self.version, self._created_s, self._put = version, created_s, put
         self.image: FileImage | None = None
         self.header, self.failure = b"", ""
-        self._free = threading.Event()
+        self.free = threading.Event()
+        """Set when the memory may change."""
 
     def make(self, image: FileImage, part: Part, table: str | None) -> None:
         """Offer the bytes of a part: they do not change before the end. See `PartOffer`."""
@@ -69,14 +70,10 @@ class Offer:
         self.image, self.header = image, header
         self._put(self)
 
-    def wait(self) -> None:
-        """Wait until the memory may change."""
-        self._free.wait()
-
     def release(self) -> None:
         """The memory is not needed any more."""
         self.image = None
-        self._free.set()
+        self.free.set()
 
 
 class Replicator:
@@ -143,7 +140,7 @@ class Replicator:
             raise
         finally:
             if offer.header:
-                offer.wait()
+                offer.free.wait()
             else:
                 self._put(offer)
 
@@ -355,7 +352,9 @@ class Sender:
         size = _SMALLEST_PROBE
         while True:
             began_s = time.monotonic()
-            self._exchange([_memory(size)], {rank: [_memory(size)] for rank in self._kept})
+            self._exchange(
+                _image([_memory(size)]), {r: _image([_memory(size)]) for r in self._kept}
+            )
             own_s = time.monotonic() - began_s
             slowest_s: float = max(self._control.all_gather("probe", own_s))
             if slowest_s >= _PROBE_S or size >= _LARGEST_PROBE:
@@ -376,52 +375,46 @@ class Sender:
         """
         directory, rank, step = self._directory, self._control.world.rank, version.step
 
-        def room() -> tuple[FileImage, dict[int, list[FileImage]]]:
-            budget, made = self._partner.budget_bytes, dict[int, list[FileImage]]()
+        def room() -> tuple[FileImage, dict[int, tuple[FileImage, Bytes]]]:
+            made, budget = dict[int, tuple[FileImage, Bytes]](), self._partner.budget_bytes
             for one in self._kept:
                 size, header_size = sizes[one]
-                image = directory.new_file(version, one, size, budget)
-                made[one] = [image, _memory(header_size)]
+                made[one] = directory.new_file(version, one, size, budget), _memory(header_size)
             return directory.image(version, rank), made
 
-        (own, incoming), _ = self._control.together(f"memory for step {step}", room, lambda _: None)
-        self._exchange([self._limit.limited(own), FileImage.of("header", [header])], incoming)
+        (own, kept), _ = self._control.together(f"memory for step {step}", room, lambda _: None)
+        sent = self._limit.limited(_with(own, header))
+        self._exchange(sent, {one: _with(*memory) for one, memory in kept.items()})
 
         def complete() -> None:
-            for one, (image, described) in incoming.items():
-                text = b"".join(bytes(view) for view in described.views(0, described.size_bytes))
+            for one, (image, described) in kept.items():
+                text = described.tobytes()
                 SaveHeader.parse(text, f"the replica of rank {one}").check(image)
                 directory.complete(version, one, len(sizes), text)
 
         self._control.together(f"check of step {step}", complete)
 
-    def _exchange(
-        self, own: Sequence[FileImage], incoming: Mapping[int, Sequence[FileImage]]
-    ) -> None:
-        """Send the files `own`, and fill the memory of those that come from other ranks."""
+    def _exchange(self, own: FileImage, incoming: Mapping[int, FileImage]) -> None:
+        """Send `own`, and fill the memory of what comes from other ranks."""
         world = self._control.world
-        numbers = range(len(own))  # every rank sends as many files
-        images = {
-            number * world.size + rank: files[number]
-            for rank, files in incoming.items()
-            for number in numbers
-        }
-        held = HeldBytes(
-            {number * world.size + world.rank: own[number] for number in numbers},
-            {
-                number * world.size + rank: [rank]
-                for rank in range(world.size)
-                for number in numbers
-            },
-        )
-        wanted = [Range(number, 0, image.size_bytes) for number, image in images.items()]
+        held = HeldBytes({world.rank: own}, {rank: [rank] for rank in range(world.size)})
+        wanted = [Range(rank, 0, image.size_bytes) for rank, image in incoming.items()]
         reader = Reader(self._transport, "all")
-        reader.read(images, MemoryReader([], "the memory of the partner", None), wanted, held)
+        reader.read(incoming, MemoryReader([], "the memory of the partner", None), wanted, held)
 
     def close(self) -> None:
         """End the connections."""
         self._transport.close()
 
 
-def _memory(size_bytes: int) -> FileImage:
-    return FileImage.of("probe", [np.zeros(size_bytes, np.uint8)])
+def _memory(size_bytes: int) -> Bytes:
+    return np.zeros(size_bytes, np.uint8)
+
+
+def _with(image: FileImage, header: bytes | Bytes) -> FileImage:
+    """Return `image` with its header behind it, for a transfer of both."""
+    return _image([*(memory for _, memory in image.parts()), header])
+
+
+def _image(memories: list[Any]) -> FileImage:
+    return FileImage.of("replica", memories)

@@ -81,6 +81,16 @@ def test_a_launcher_that_names_no_nodes() -> None:
     assert found.same_rank(world)
 
 
+def test_ranks_that_go_round_the_nodes() -> None:
+    """`mpirun --map-by node`: the neighbour of a rank is on another node, as the hosts show."""
+    found = {**_OPEN_MPI, "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}
+    second = World.detect(found)
+    assert not second.placed
+    assert _place(second.on([0, 1, 0, 1])) == (1, 4, 0, 2, 1, 2)
+    one_node = {**_OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "3"}
+    assert World.detect(one_node).placed
+
+
 def test_jobs_and_hosts() -> None:
     """Ranks of an earlier start have another job name. Slurm's rank 0 is on the first host of the
     list."""
