@@ -167,10 +167,13 @@ def make_plan(
     locations = target if isinstance(target, tuple) else (target,)
     several = len(locations) > 1
     often = Repeat(times=repeat) if isinstance(repeat, int) else repeat
-    asked, left_out = _chosen(writers, locations, often)
+    asked, left_out = choose(writers, *locations)
+    if often.is_sustained:
+        left_out += [f"{one.label}: only restores" for one in asked if not one.saves]
+        asked = [one for one in asked if one.saves]
     chosen = on_equal_terms(one for one in asked if axes.takes(one))
     if not chosen:
-        raise _nothing(axes, asked)
+        raise _nothing([*left_out, *axes.skipped(asked)])
     targets, absent = targets_of(locations, chosen)
     if several:
         axes = replace(axes, targets=tuple(one.location for one in targets), absent=absent)
@@ -191,7 +194,7 @@ def make_plan(
         world=world,
     )
     if not plan.variants:
-        raise _nothing(axes, asked)
+        raise _nothing(plan.left_out)
     alike = several or axes.with_and_without
     plan = replace(
         plan,
@@ -203,21 +206,8 @@ def make_plan(
     return plan if bounded is often else replace(plan, repeat=bounded)
 
 
-def _chosen(
-    writers: str, locations: Sequence[Location], often: Repeat
-) -> tuple[list[Contender], list[str]]:
-    chosen, left_out = choose(writers, *locations)
-    if not often.is_sustained:
-        return chosen, left_out
-    left_out += [f"{one.label}: only restores" for one in chosen if not one.saves]
-    chosen = [one for one in chosen if one.saves]
-    if not chosen:
-        raise UsageError(f"nothing to measure: {'; '.join(left_out)}")
-    return chosen, left_out
-
-
-def _nothing(axes: Axes, asked: Sequence[Contender]) -> UsageError:
-    return UsageError(f"nothing to measure: {'; '.join(axes.skipped(asked))}")
+def _nothing(reasons: Sequence[str]) -> UsageError:
+    return UsageError(f"nothing to measure: {'; '.join(reasons)}")
 
 
 def _scaled(plan: Plan, size: str | None) -> Workload:
