@@ -51,7 +51,7 @@ def choose(text: str, *targets: Location) -> tuple[list[Contender], list[str]]:
             continue
         refused = refusals(one, targets)
         if len(refused) < len(targets):
-            if not _among(one, chosen):
+            if one.label not in [other.label for other in chosen]:
                 chosen.append(one)
             continue
         why = (error for error in refused.values() if not isinstance(error, UsageError))
@@ -102,23 +102,15 @@ def on_equal_terms(chosen: Iterable[Contender]) -> list[Contender]:
 def _distinct(text: str) -> list[Contender]:
     chosen = [_make(name, values) for name, values in registry.split_specs(text)]
     for index, one in enumerate(chosen):
-        if _among(one, chosen[:index]):
+        if one.label in [other.label for other in chosen[:index]]:
             raise UsageError(f"--writer {text!r}: {one.name} with the same options twice")
     return chosen
-
-
-def _among(one: Contender, others: Sequence[Contender]) -> bool:
-    return any((other.name, other.options) == (one.name, one.options) for other in others)
 
 
 def _make(name: str, values: dict[str, str]) -> Contender:
     if name.startswith(peers.PREFIX):
         return PeerContender(peers.make(name.removeprefix(peers.PREFIX), **values))
     return WriterContender(registry.make(name, **values))
-
-
-Absent = Mapping[tuple[Contender, str | None], str]
-"""The reason why a contender takes no part in one of several targets, by its location."""
 
 
 def split_targets(text: str) -> tuple[str, ...]:
@@ -156,8 +148,10 @@ def target_of(location: Location, contenders: Sequence[Contender]) -> Target:
 
 def targets_of(
     locations: Sequence[Location], contenders: Sequence[Contender]
-) -> tuple[tuple[Target, ...], Absent]:
-    """Return the targets, and which of `contenders` take no part where. Writes no checkpoint.
+) -> tuple[tuple[Target, ...], Mapping[tuple[Contender, str | None], str]]:
+    """Return the targets, and why which of `contenders` take no part where, by their locations.
+
+    Writes no checkpoint.
 
     Raises UsageError for a target that is given twice or that no contender works in, TargetError
     for one that is not writable, and the error of a contender that works in none of them.
