@@ -101,21 +101,16 @@ def _probe(contenders: Sequence[Contender], target: Target) -> list[tuple[float,
     free = target.free_bytes()
     size = _REMOTE_PROBE_BYTES if free is None else min(_PROBE_BYTES, free)
     size = size or _PROBE_BYTES  # no free space: no contender stores anything
+    blob = TensorSpec(name="blob", dtype="uint8", shape=(size,))
+    file = FileSpec(path="file", format="raw", tensors=(blob,), size_bytes=size, exact=True)
     with target.scratch() as scratch:
         for one in contenders:
-            replay, where = _short_replay(size), scratch.locate("probe")
+            replay, where = Replay([file], pool_bytes=size, seed=0), scratch.locate("probe")
+            assert replay.size_bytes() == size
             replay.prepare()
             found.append((_rate(one.save, replay, where), _rate(one.restore, replay, where)))
             scratch.remove("probe")
     return found
-
-
-def _short_replay(size_bytes: int) -> Replay:
-    blob = TensorSpec(name="blob", dtype="uint8", shape=(size_bytes,))
-    file = FileSpec(path="file", format="raw", tensors=(blob,), size_bytes=size_bytes, exact=True)
-    replay = Replay([file], pool_bytes=size_bytes, seed=0)
-    assert replay.size_bytes() == size_bytes
-    return replay
 
 
 def _rate(

@@ -119,7 +119,9 @@ class Trial:
         with self.target.scratch.staged(self._name) as staged:
             done, counters, started = self._timed(Job.save, staged.directory)
             # Before the commit, which flushes the device again; the clock stops for it.
-            flushes = counters.flushes() if self._flush_counts else None
+            instruments = self.target.instruments
+            counts = instruments is not None and instruments.flush_counts
+            flushes = counters.flushes() if counts else None
             written_s = counters.elapsed_s()
             text = manifest(self.repetition, contender, self._stored(done))
             staged.publish(map(str.encode, text))
@@ -279,11 +281,6 @@ class Trial:
             process_bytes=sum(known) if len(known) == len(used) else None,
             page_cache_bytes=cached,
         )
-
-    @property
-    def _flush_counts(self) -> bool:
-        instruments = self.target.instruments
-        return instruments is not None and instruments.flush_counts
 
     def _device(self, counted: Counted) -> DeviceCounts | None:
         """Return the counters of an operation, without those of a device that does not count."""

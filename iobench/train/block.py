@@ -110,7 +110,7 @@ class TrainingBlocks:
             losses.append(loss)
             step_s.append(seconds)
             persisting.append(before or saver.persisting)
-            if due(step, self.every) and step < self.steps:
+            if (step - 1) % self.every == 0 and step < self.steps:
                 saver.save(self.trainer.state(), step)
         return losses, step_s, persisting
 
@@ -183,11 +183,6 @@ def timed_step(trainer: Trainer, saver: Saver, simulated_s: float) -> tuple[floa
     if rest_s > 0:
         time.sleep(rest_s)
     return loss, time.perf_counter() - pause.began_s - pause.stall_s
-
-
-def due(step: int, every: int) -> bool:
-    """Return whether a checkpoint follows `step`, counted from 1: the first of every `every`."""
-    return (step - 1) % every == 0
 
 
 def _tensors(state: object) -> Iterator[torch.Tensor]:

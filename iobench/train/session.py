@@ -110,20 +110,16 @@ class Session:
         scale = f", {self.workload.scale.text}" if self.workload.scale else ""
         step = format_seconds(self.simulated_s) if self.simulated_s else "as long as it takes"
         blocks = count_of(self.repeat, "block")
+        least = "" if self.pace.steps else "at least "
         return [
             f"workload  {self.workload.name}, rank 0: checkpoints of "
             f"{format_size(self.size_bytes)} of {format_size(self.full_bytes)}{scale}",
             f"arms      {', '.join(arm.label for arm in self.arms)}",
             *(f"left out  {line}" for line in self.left_out),
             f"target    {self.target.location}",
-            f"train     {blocks} of {self._block} for each arm, checkpoints every "
+            f"train     {blocks} of {least}{self.steps} steps for each arm, checkpoints every "
             f"{self.pace}, a step {step}",
         ]
-
-    @property
-    def _block(self) -> str:
-        least = "" if self.pace.steps else "at least "
-        return f"{least}{self.steps} steps"
 
     def run(self, results: ResultWriter, progress: TrainingProgress) -> None:
         """Write the run's header and a record per block. Nothing stays in the target.

@@ -78,7 +78,9 @@ class DirectoryScratch:
 
     def remove(self, name: str) -> None:
         path = self.directory / name
-        detach_mounts(path)
+        with _opened(path) as fd:
+            if fd is not None:
+                _detach_mounts(fd)  # what a writer mounted there
         if path.exists():
             remove_tree(path)
 
@@ -185,13 +187,6 @@ def _remove(directory: Path, held: contextlib.ExitStack) -> None:
             _remove_empty(directory)
 
 
-def detach_mounts(directory: Path) -> None:
-    """Unmount what a writer mounted in `directory` of this run, before it is removed."""
-    with _opened(directory) as fd:
-        if fd is not None:
-            _detach_mounts(fd)
-
-
 @contextmanager
 def _opened(directory: Path) -> Iterator[int | None]:
     """Yield a descriptor of `directory`; None if it is missing, a link, or not a directory.
@@ -247,13 +242,11 @@ def _remove_empty(directory: Path) -> None:
     """
     until = time.monotonic() + _FUSE_RELEASES_WITHIN_S
     with contextlib.suppress(FileNotFoundError):  # another run saw it without a lock and removed it
-        while _only_hidden(os.listdir(directory)) and time.monotonic() < until:
+        while (names := os.listdir(directory)) and time.monotonic() < until:
+            if not all(name.startswith(".fuse_hidden") for name in names):
+                break
             time.sleep(0.01)
         directory.rmdir()
-
-
-def _only_hidden(names: list[str]) -> bool:
-    return bool(names) and all(name.startswith(".fuse_hidden") for name in names)
 
 
 def _remove_stale(target: Path, uid: int) -> None:
