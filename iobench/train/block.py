@@ -76,7 +76,7 @@ class TrainingBlocks:
             losses, step_s, persisting = self._train(saver)
             saver.wait()
             ended_s = time.perf_counter()
-            memory, dirty = self._peaks(began_s, ended_s)
+            readings = [texts for _, texts in self.sampler.texts(began_s, ended_s)]
             equal = tuple(losses) == reference.losses and self._digest() == reference.digest
             resumed = self._resumed(saver, reference) if resume and arm.by else None
             return TrainBlock(
@@ -93,8 +93,8 @@ class TrainingBlocks:
                 step_s=tuple(step_s),
                 persisting=tuple(persisting),
                 saves=saver.saves()[warm:],
-                peak_memory_bytes=memory,
-                peak_dirty_bytes=dirty,
+                peak_memory_bytes=highest(_field(status, "VmRSS:") for _, status in readings),
+                peak_dirty_bytes=highest(_field(meminfo, "Dirty:") for meminfo, _ in readings),
                 losses_equal=equal,
                 resumed_equal=resumed,
                 started_at=started_at,
@@ -128,13 +128,6 @@ class TrainingBlocks:
             flat = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
             digest.update(flat.numpy().data)
         return digest.hexdigest()
-
-    def _peaks(self, since_s: float, until_s: float) -> tuple[int | None, int | None]:
-        """Return the highest readings of resident memory and dirty pages; None without any."""
-        readings = [texts for _, texts in self.sampler.texts(since_s, until_s)]
-        memory = [_field(status, "VmRSS:") for _, status in readings]
-        dirty = [_field(meminfo, "Dirty:") for meminfo, _ in readings]
-        return highest(memory), highest(dirty)
 
 
 class _Pause:

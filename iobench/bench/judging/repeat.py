@@ -134,7 +134,10 @@ class Repeat:
         if self.max_s is None:
             return done < self.times
         if self.precision is None:
-            return done < 1 or self._is_sustained_on(done, samples, elapsed_s)
+            if elapsed_s >= self.max_s or (self.most is not None and done >= self.most):
+                return done < 1
+            steady = self.until_steady and all_steady(samples, round_length(self.max_s))
+            return done < 1 or not steady
         if elapsed_s >= self.max_s:
             return done < 1
         if done < self.times:
@@ -144,12 +147,6 @@ class Repeat:
     def deciding(self, done: int) -> int:
         """Return how many of `done` repetitions, the first ones, decide about the precision."""
         return math.floor(_DECIDING * done)
-
-    def _is_sustained_on(self, done: int, samples: Sequence[Sample], elapsed_s: float) -> bool:
-        assert self.max_s is not None
-        if elapsed_s >= self.max_s or (self.most is not None and done >= self.most):
-            return False
-        return not (self.until_steady and all_steady(samples, round_length(self.max_s)))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields of a plan; `round_s` is there where saves follow each other."""

@@ -256,20 +256,15 @@ class Job:
         if not len(replay.files):
             return self._done(one, replay, _nothing(one.name, "write"))
         if isinstance(one, WriterContender) and ref.sliced is not None:
-            return self._save_slices(one, replay, ref, ref.sliced)
+            ranges = self._slicing(ref.shape, ref.sliced).ranges[self._number or 0]
+            if not ranges:
+                return self._done(one, replay, _nothing(one.name, "write"))
+            transfer = replay.save_slices(one.writer, self._own(ref.directory), ranges)
+            return replace(self._done(one, replay, transfer), slices=ranges)
         if ref.sliced is not None and self._number:  # a peer saves in the first process
             return self._done(one, replay, _nothing(one.name, "write"))
         done = self._done(one, replay, one.save(replay, self._own(ref.directory)))
         return replace(done, file_bytes=replay.file_bytes)
-
-    def _save_slices(
-        self, one: WriterContender, replay: Replay, ref: CheckpointRef, sliced: Sliced
-    ) -> Done:
-        ranges = self._slicing(ref.shape, sliced).ranges[self._number or 0]
-        if not ranges:
-            return self._done(one, replay, _nothing(one.name, "write"))
-        transfer = replay.save_slices(one.writer, self._own(ref.directory), ranges)
-        return replace(self._done(one, replay, transfer), slices=ranges)
 
     def _slicing(self, shape: int, sliced: Sliced) -> Slicing:
         """Return the slices of the files in one shape; they are computed once."""
@@ -369,7 +364,9 @@ class Job:
         self.scrub(ref.shape, None)
         before, size_bytes, until_s = Usage.now(), 0, None
         while until_s is None or spans[-1][1] < until_s:
-            resident = max(resident, _leave_the_cache(ref))
+            if not is_s3(ref.directory):
+                left = evict(FilesBelow(ref.directory), beside=True)
+                resident = max(resident, left.resident_bytes / max(left.size_bytes, 1))
             began_s = time.perf_counter()
             if not spans:
                 begins()
@@ -493,14 +490,6 @@ class Job:
     def _done(one: Contender, replay: Replay, transfer: Transfer) -> Done:
         at_s = time.perf_counter()
         return Done(transfer=transfer, at_s=at_s, notes=one.notes(replay))
-
-
-def _leave_the_cache(ref: CheckpointRef) -> float:
-    """Evict the files, and return the part of their bytes that stayed."""
-    if is_s3(ref.directory):
-        return 0.0
-    left = evict(FilesBelow(ref.directory), beside=True)
-    return left.resident_bytes / left.size_bytes if left.size_bytes else 0.0
 
 
 def _nothing(name: str, operation: Literal["write", "read"]) -> Transfer:

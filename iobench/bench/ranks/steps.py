@@ -165,7 +165,11 @@ class Steps:
         name, job = str(message["do"]), self._job
         if self._control.world.rank >= message["count"]:
             job = None
-        command = self._command(message)
+        command: Callable[[Job], Any]
+        try:
+            command = command_of(message)
+        except ValueError as error:  # it raises when it is called, like any other
+            command = partial(_refuse, str(error))
         if message["timed"]:
             reply = self._timed(name, job, command, message, release)
         else:
@@ -175,14 +179,6 @@ class Steps:
         if job is not None:
             job.all_done()
         return replies
-
-    @staticmethod
-    def _command(message: dict[str, Any]) -> Callable[[Job], Any]:
-        """Return the command; one that is not valid raises when it is called, like any other."""
-        try:
-            return command_of(message)
-        except ValueError as error:
-            return partial(_refuse, str(error))
 
     def _timed(
         self,
