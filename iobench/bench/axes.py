@@ -162,11 +162,6 @@ class Axes:
         return max(self.numjobs)
 
     @property
-    def alike(self) -> bool:
-        """Whether all samples of one operation move the same bytes, those of one process."""
-        return len(self.shapes) == len(self.subsets) == self.most_jobs == 1
-
-    @property
     def replicas(self) -> bool:
         """Whether all processes have, and restore, the same files."""
         return self.restore_modes != (None,) or self.sliced
@@ -175,11 +170,6 @@ class Axes:
     def sliced(self) -> bool:
         """Whether the same files are saved once, by all processes together or by one of them."""
         return self.slices != (None,)
-
-    @property
-    def cut(self) -> bool:
-        """Whether restores are slices of tensors, for which every contender allocates memory."""
-        return all(map(subset.ranks_of, self.subsets))
 
     def takes(self, one: Contender) -> bool:
         """Whether a contender takes part, with some restore mode and some slices."""
@@ -196,7 +186,9 @@ class Axes:
         alone = mode is None and one.restore_mode == "all"
         if not one.is_peer or (alone and slices is None):
             return True
-        return self.cut and slices in (None, OFF) and (alone or mode == one.restore_mode)
+        # Of slices of tensors every contender allocates the memory.
+        cut = all(map(subset.ranks_of, self.subsets))
+        return cut and slices in (None, OFF) and (alone or mode == one.restore_mode)
 
     @property
     def earlier(self) -> int:

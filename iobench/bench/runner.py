@@ -372,7 +372,7 @@ def header(plan: Plan, executor: Executor) -> Run:
 def _facts(plan: Plan, sizes: Sequence[Sequence[CheckpointSizes]]) -> Iterator[VariantFacts]:
     """Yield the bytes and files of each variant's samples; nothing if they are all the same."""
     axes = plan.axes
-    if axes.alike:
+    if len(axes.shapes) == len(axes.subsets) == axes.most_jobs == 1:
         return
     given = set()
     for variant in plan.variants:

@@ -257,6 +257,7 @@ class Executor(AbstractContextManager["Executor"]):
             with fio.started(job, operation, directory, size_bytes, fallocate=fallocate) as here:
                 yield here
             return
+        nodes = self.members.nodes
         command = partial(
             Job.run_fio,
             job=fio.JOBS.index(job),
@@ -264,7 +265,7 @@ class Executor(AbstractContextManager["Executor"]):
             directory=str(directory),
             size_bytes=size_bytes,
             fallocate=fallocate,
-            firsts=self.members.first_of_node,
+            firsts=[nodes.index(node) for node in sorted(set(nodes))],
         )
 
         def measure() -> fio.FioSample:

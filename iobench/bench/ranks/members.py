@@ -95,11 +95,6 @@ class Members:
         return [0] * self.size if self.replicas else sources_of(self.nodes)
 
     @cached_property
-    def first_of_node(self) -> list[int]:
-        """The first rank of each node."""
-        return [self.nodes.index(node) for node in sorted(set(self.nodes))]
-
-    @cached_property
     def first_of_machine(self) -> list[int]:
         """The first rank of each machine; rank 0 is one of them."""
         machines = [one.machine for one in self.members]
