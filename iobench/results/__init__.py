@@ -31,6 +31,7 @@ from iobench.results.records import (
 )
 from iobench.results.result_file import ResultFile, ResultWriter, read
 from iobench.results.setting import AxisValues, Setting
+from iobench.writers.transfer import Fallback, PathCount
 
 __all__ = [
     "SCHEMA",
@@ -41,9 +42,11 @@ __all__ = [
     "End",
     "Environment",
     "Failure",
+    "Fallback",
     "Interference",
     "MemoryUse",
     "Operation",
+    "PathCount",
     "Record",
     "ResultFile",
     "ResultWriter",
