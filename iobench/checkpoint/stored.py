@@ -236,31 +236,21 @@ def _compare(
         raise StateMismatchError(where, missing=missing, unexpected=unexpected, misshaped=misshaped)
 
 
-class Compared(NamedTuple):
-    """The DTensors of `like` by the name of the saved tensor that they show.
-
-    `gone` are the paths of saved tensors that only other ranks get.
-    """
-
-    sharded: dict[str, Any]
-    gone: frozenset[StatePath]
-
-
 def compared_with(
     like: Any, stored: StoredState, where: str, elsewhere: Collection[StatePath] = ()
-) -> Compared:
+) -> dict[str, Any]:
     """Compare a checkpoint with `like`. `elsewhere` are the tensors of the other ranks' `like`.
 
-    Raises StateMismatchError unless all tensors of `like` are in the checkpoint and the other way
-    round, for the top-level entries of `like`, with equal dtypes and shapes. Those that another
-    rank has may lack here. What is in a PerRank is not compared.
+    Return the DTensors of `like` by the name of the saved tensor that they show. Raises
+    StateMismatchError unless all tensors of `like` are in the checkpoint and the other way round,
+    for the top-level entries of `like`, with equal dtypes and shapes. Those that another rank has
+    may lack here. What is in a PerRank is not compared.
     """
     if like is None:
-        return Compared({}, frozenset())
-    saved = dict(stock_paths(shared_skeleton(stored.skeleton), []))
+        return {}
+    listed = stock_paths(shared_skeleton(stored.skeleton), [])
+    saved = {path: name for path, name in listed if path not in elsewhere}
     expected = dict(tensors_of(like))
-    gone = frozenset(path for path in saved if path in elsewhere and path not in expected)
-    saved = {path: name for path, name in saved.items() if path not in gone}
     found = {}
     for path, name in saved.items():
         tensor = stored.tensors[name]
@@ -271,8 +261,7 @@ def compared_with(
         for path, value in expected.items()
     }
     _compare(like, wanted, found, where)
-    sharded = {saved[path]: value for path, value in expected.items() if is_sharded(value)}
-    return Compared(sharded, gone)
+    return {saved[path]: value for path, value in expected.items() if is_sharded(value)}
 
 
 def resharded(state: Any, like: Any) -> Any:
@@ -318,14 +307,17 @@ def _part_of(full: torch.Tensor, sharded: Any) -> Any:
 
 
 def paths_elsewhere(ranks: Control, like: Any) -> frozenset[StatePath]:
-    """Return the paths of the tensors that only the `like` of other ranks has. A call of all."""
+    """Return the paths of the tensors that only the `like` of other ranks has. A call of all.
+
+    A rank without `like` gets all tensors: then there are none.
+    """
 
     def own() -> list[StatePath]:
         return [] if like is None else sorted((path for path, _ in tensors_of(like)), key=str)
 
     every = ranks.distinct("keys of like", own)
     paths = [frozenset(map(tuple, one)) for one in every]
-    return frozenset().union(*paths) - paths[ranks.world.rank]
+    return frozenset() if like is None else frozenset().union(*paths) - paths[ranks.world.rank]
 
 
 def without(state: Any, like: Any, gone: Collection[StatePath], where: str) -> Any:
@@ -464,8 +456,8 @@ class StateReader:
             names = dict.fromkeys(name for _, name in listed)
             if lacking := names.keys() - stored.tensors.keys():
                 raise DataMismatchError(f"lacks the tensor {min(lacking)}")
-        sharded, gone = compared_with(self.like, stored, where, self.elsewhere)
-        needed = {name for path, name in listed if path not in gone}
+        sharded = compared_with(self.like, stored, where, self.elsewhere)
+        needed = {name for path, name in listed if path not in self.elsewhere}
         wanted: dict[str, WantedTensor] = {}
         copies: dict[StoredPiece, list[_Copy]] = defaultdict(list)
         with collector_paused():
@@ -488,7 +480,7 @@ class StateReader:
         with collector_paused():
             tensors = {name: one.tensor() for name, one in wanted.items()}
             state = unflatten(skeleton, tensors, rank=self.rank, ranks=self.ranks)
-            return without(state, self.like, gone, where), transfer
+            return without(state, self.like, self.elsewhere, where), transfer
 
 
 def _selected(value: Any, rank: int, ranks: int) -> Any:

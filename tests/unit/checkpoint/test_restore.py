@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -16,6 +16,7 @@ from iobench import Checkpointer
 from iobench.checkpoint.manifest import Manifest
 from iobench.checkpoint.restore import Candidates, restore
 from iobench.checkpoint.store import DirectoryStore
+from iobench.checkpoint.stored import paths_elsewhere
 from iobench.errors import DataMismatchError, IobenchError, RankError, TransferError
 from iobench.ranks.control import Control
 from iobench.ranks.world import World
@@ -122,3 +123,18 @@ def test_a_failure_of_another_rank(copies: Any) -> None:
     assert caught.value.ranks == (1,)
     with pytest.raises(DataMismatchError, match=r"no \(found by rank 1\)"):
         restore(copies(None, _DAMAGED), "latest", ranks=_WithRank1(("no", True)))
+
+
+def test_a_rank_that_compares_nothing_gets_all_tensors() -> None:
+    """Also those that only the `like` of another rank has."""
+
+    class _Ranks:
+        world = World.single()
+
+        def distinct(self, phase: str, own: Callable[[], list[Any]]) -> list[list[Any]]:
+            assert phase
+            return [own(), [["v"], ["w"]]]
+
+    ranks = cast(Control, _Ranks())
+    assert paths_elsewhere(ranks, {"w": torch.ones(2)}) == {("v",)}
+    assert not paths_elsewhere(ranks, None)
