@@ -13,7 +13,6 @@ The argument for every crash point (docs/decisions/0055):
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -58,7 +57,8 @@ if TYPE_CHECKING:
 class GenerationStore:
     """The durable side of a state directory. One process at a time has it, by a lock.
 
-    One thread calls `free_slot`, `commit` and `pin`. Any thread may read the other members.
+    One thread calls `free_slot`, `commit` and `pin`. Any thread may read the other members: each
+    change is one store, so it finds what was before it or what is after it.
     """
 
     def __init__(
@@ -66,7 +66,6 @@ class GenerationStore:
     ) -> None:
         self.directory, self.layout, self._directory_lock = directory, layout, lock
         self.speed = speed
-        self._lock = threading.Lock()
         self._free: npt.NDArray[np.intp] | None = None
         """A slot of each chunk that no kept generation uses, until those change."""
         self._files: list[StateFile] = []
@@ -80,13 +79,12 @@ class GenerationStore:
         except BaseException:
             self.close()
             raise
-        self.pins: tuple[Pin, ...] = ()
         found = self.records()
         self._sequence = found[0].sequence if found else 0
         self.last_generation = max((one.generation for one in found), default=0)
         """The highest generation number that was ever committed here, as far as is known."""
         damaged = {one.generation for one in found if one.damaged}
-        self.pins = tuple(
+        self.pins: tuple[Pin, ...] = tuple(
             pin
             for pin in (found[0].pins if found else ())
             if self._find(pin) and pin.generation not in damaged
@@ -94,7 +92,8 @@ class GenerationStore:
         self._base: GenerationRecord | None = None
         self._agreed: GenerationRecord | None = None
         """The generation that all ranks have; None for one process."""
-        self._newest = next((one for one in self.records() if not one.damaged), None)
+        self.newest = next((one for one in self.records() if not one.damaged), None)
+        """The newest durable generation; None before the first commit."""
 
     @classmethod
     def create(cls, directory: Path, layout: StateLayout, speed: Speed) -> GenerationStore:
@@ -134,19 +133,12 @@ class GenerationStore:
 
     # What exists.
 
-    @property
-    def newest(self) -> GenerationRecord | None:
-        """The newest durable generation; None before the first commit."""
-        with self._lock:
-            return self._newest
-
     def records(self) -> list[GenerationRecord]:
         """Return all valid records, the newest first; also those of damaged generations.
 
         The slots of all but the newest may have been overwritten, and those of pinned ones not.
         """
-        with self._lock:
-            return newest_first(self._areas)
+        return newest_first(self._areas)
 
     def record_of(self, pin: Pin) -> GenerationRecord:
         """Return the record of a pinned generation."""
@@ -174,9 +166,7 @@ class GenerationStore:
 
     def continue_from(self, record: GenerationRecord) -> None:
         """Let the next generation follow `record`, whose slots are kept until it is durable."""
-        with self._lock:
-            self._base = record
-        self._free = None
+        self._base, self._free = record, None
 
     def agree(self) -> None:
         """The newest generation and all pins are durable in all ranks: what was before may go.
@@ -188,8 +178,7 @@ class GenerationStore:
     def rewind(self, record: GenerationRecord, pins: Collection[Pin]) -> None:
         """Go on from `record`, and keep these `pins`: all that all ranks have. Nothing is written:
         the next commit is of another run, and makes the newer generations here worthless."""
-        with self._lock:
-            self._newest, self._base = record, None
+        self.newest, self._base = record, None
         self.pins = tuple(pins)
         self.agree()
 
@@ -221,8 +210,7 @@ class GenerationStore:
 
     def _kept(self) -> list[GenerationRecord]:
         kept = [self.record_of(pin) for pin in self.pins]
-        with self._lock:
-            more = (self._newest, self._base, self._agreed)
+        more = (self.newest, self._base, self._agreed)
         return kept + [one for one in more if one is not None]
 
     def commit(self, record: GenerationRecord, began_s: float) -> None:
@@ -290,11 +278,8 @@ class GenerationStore:
         area = min(free, key=lambda area: sequences.get(area, 0))
         self._records.write(data, area * self._area_bytes)
         self._records.sync()
-        with self._lock:
-            self._areas[area] = self._newest = record
-            self._base = None
-            self._sequence = record.sequence
-        self._free = None
+        self._areas[area] = self.newest = record
+        self._base, self._sequence, self._free = None, record.sequence, None
 
     def mark_damaged(self, record: GenerationRecord) -> None:
         """Note durably that bytes of this generation differ from their checksums.
@@ -305,22 +290,16 @@ class GenerationStore:
             if one is not None and one.generation == record.generation:
                 marked = replace(one, damaged=True)
                 self._records.write(marked.encode(self._area_bytes), area * self._area_bytes)
-                with self._lock:
-                    self._areas[area] = marked
+                self._areas[area] = marked
         self._records.sync()
         self.pins = tuple(pin for pin in self.pins if pin.generation != record.generation)
-        with self._lock:
-            self._base = None
-        left = [one for one in self.records() if not one.damaged]
-        with self._lock:
-            self._newest = left[0] if left else None
-        self._free = None
+        self._base = self._free = None
+        self.newest = next((one for one in self.records() if not one.damaged), None)
 
     @property
     def base(self) -> GenerationRecord | None:
         """The generation that the next one follows."""
-        with self._lock:
-            return self._base or self._newest
+        return self._base or self.newest
 
     def first_rows(self) -> npt.NDArray[np.void]:
         """Return the rows from which the next generation begins."""
