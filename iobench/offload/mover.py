@@ -102,11 +102,15 @@ def warn_without_io_uring(depth: int) -> None:
         )
 
 
+_Operation = tuple[Callable[..., int], int, int, int, int, int]
+"""A call, and its descriptor, address, length, offset and tag."""
+
+
 class ThreadRing:
     """A Ring of threads that each do one read or write at a time."""
 
     def __init__(self, depth: int) -> None:
-        self._begun: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._begun: queue.SimpleQueue[_Operation | None] = queue.SimpleQueue()
         self._ended: queue.SimpleQueue[tuple[int, int]] = queue.SimpleQueue()
         self._threads = [
             Worker(target=self._work, name=f"iobench-offload-io-{number}", daemon=True)
@@ -116,10 +120,10 @@ class ThreadRing:
             thread.start()
 
     def write(self, fd: int, address: int, length: int, offset: int, tag: int) -> None:
-        self._begun.put(lambda: self._move(os.pwritev, fd, address, length, offset, tag))
+        self._begun.put((os.pwritev, fd, address, length, offset, tag))
 
     def read(self, fd: int, address: int, length: int, offset: int, tag: int) -> None:
-        self._begun.put(lambda: self._move(os.preadv, fd, address, length, offset, tag))
+        self._begun.put((os.preadv, fd, address, length, offset, tag))
 
     def wait(self) -> tuple[int, int]:
         return self._ended.get()
@@ -133,20 +137,10 @@ class ThreadRing:
 
     def _work(self) -> None:
         while (operation := self._begun.get()) is not None:
-            operation()
-
-    def _move(
-        self,
-        call: Callable[..., int],
-        fd: int,
-        address: int,
-        length: int,
-        offset: int,
-        tag: int,
-    ) -> None:
-        memory = (ctypes.c_char * length).from_address(address)  # its user keeps it until the end
-        try:
-            count = call(fd, [memory], offset)
-        except BaseException as error:  # noqa: BLE001 -- a wait for it must not last for ever
-            count = -(getattr(error, "errno", None) or errno.EIO)
-        self._ended.put((tag, count))
+            call, fd, address, length, offset, tag = operation
+            memory = (ctypes.c_char * length).from_address(address)  # its user keeps it
+            try:
+                count = call(fd, [memory], offset)
+            except BaseException as error:  # noqa: BLE001 -- a wait for it must not last for ever
+                count = -(getattr(error, "errno", None) or errno.EIO)
+            self._ended.put((tag, count))
