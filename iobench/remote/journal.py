@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import threading
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -86,7 +85,6 @@ class DrainJournal:
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / JOURNAL
-        self._lock = threading.RLock()  # a signal handler that saves may run while it is held
 
     def events(self) -> list[DrainEvent]:
         """Return the events, oldest first. Raises TransferError, TargetError."""
@@ -123,10 +121,10 @@ class DrainJournal:
 
     def add(self, event: DrainEvent) -> None:
         """Append an event. Raises TransferError, for example when the disk is full; TargetError."""
-        with self._lock, transfer_errors("writing", self._path):
+        with transfer_errors("writing", self._path):
             fd = open_own(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
             try:
-                os.write(fd, _line(event).encode())  # one write: a kill leaves it whole or cut off
+                os.write(fd, _line(event).encode())  # one write: whole, or cut off by a kill
             finally:
                 os.close(fd)
 
