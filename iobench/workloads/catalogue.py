@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from iobench.errors import UnknownNameError, WorkloadFileError
 from iobench.text import printable
-from iobench.workloads.models import FAMILIES, Arch, Family, Model, model_names, model_path
+from iobench.workloads.models import FAMILIES, Arch, Family, Model
 from iobench.workloads.workload import ModelWorkload, StepTime, Workload
 
 if TYPE_CHECKING:
@@ -23,6 +23,11 @@ _DIRECTORY = Path(__file__).parent
 def names() -> list[str]:
     """Return the names of the workloads that ship with iobench, sorted."""
     return sorted(path.stem for path in _DIRECTORY.glob("*.yaml"))
+
+
+def model_names() -> list[str]:
+    """Return the names of the models that ship with iobench, sorted."""
+    return sorted(path.stem for path in _DIRECTORY.glob("models/*.yaml"))
 
 
 def load(name_or_path: str | os.PathLike[str]) -> Workload:
@@ -46,7 +51,7 @@ def load_model(name: str) -> Model:
 
     if name not in model_names():
         raise UnknownNameError("model", name, model_names())
-    path = model_path(name)
+    path = _DIRECTORY / f"models/{name}.yaml"
     return _model(name, validate(ModelEntry, read_yaml(path), path), path, ())
 
 

@@ -14,7 +14,7 @@ import yaml
 from iobench import workloads
 from iobench.errors import UnknownNameError
 from iobench.units import GIB, parse_size
-from iobench.workloads.models import model_names
+from iobench.workloads.catalogue import model_names
 
 PUBLISHED = yaml.safe_load((Path(__file__).parent / "published.yaml").read_text())
 _NO_FIGURES = {"gpt-5b", "mlperf-storage-llama3-70b", "mlperf-storage-llama3-405b"}
