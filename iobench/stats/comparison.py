@@ -179,7 +179,7 @@ def compare_runs(
         samples, least = min(run.size for run in runs), LEAST_SAMPLES
     else:
         errors = [float(np.var(run, ddof=1)) / run.size for run in runs if run.size > 1]
-        levels = [np.array([float(huber_mean(run)) for run in side]) for side in sides]
+        levels = [np.array([huber_mean(run.tolist()) for run in side]) for side in sides]
         least_variance = statistics.fmean(errors or [0.0])
         middle, interval = _student(levels[0], levels[1], least_variance, confidence)
         samples, least = len(runs), _LEAST_RUNS

@@ -8,9 +8,11 @@ Methods and sources: docs/statistics.md.
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from operator import mul
 from typing import NamedTuple
 
 import numpy as np
@@ -85,7 +87,7 @@ def rate(total_bytes: float, total_s: float) -> float:
 
 def median(values: Sequence[float]) -> float:
     """Return the median: for an even number the mean of the middle two. ValueError for none."""
-    return float(np.median(_array(values)))
+    return statistics.median(_array(values).tolist())
 
 
 def highest(values: Iterable[int | None]) -> int | None:
@@ -195,22 +197,21 @@ def log_ratio(log: float, interval: Interval | None, samples: int) -> Ratio:
     )
 
 
-def huber_mean(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return Huber's mean along the last axis; its scale is the MAD.
+def huber_mean(values: Sequence[float]) -> float:
+    """Return Huber's mean; its scale is the MAD.
 
     It is nearly as precise as the mean for normal noise, and one outlier hardly moves it (Huber,
     Annals of Mathematical Statistics 35, 1964).
     """
-    middle = np.median(values, axis=-1, keepdims=True)
-    spread = 1.4826 * np.median(np.abs(values - middle), axis=-1, keepdims=True)
-    reach = np.maximum(_HUBER * spread, _TINY)
+    middle = statistics.median(values)
+    spread = 1.4826 * statistics.median(abs(one - middle) for one in values)
+    reach = max(_HUBER * spread, _TINY)
     for _ in range(_SWEEPS):
-        weights = np.minimum(1, reach / np.maximum(np.abs(values - middle), _TINY))
-        before = middle
-        middle = np.sum(weights * values, -1, keepdims=True) / np.sum(weights, -1, keepdims=True)
-        if np.all(np.abs(middle - before) <= _SETTLED * reach):
+        weights = [min(1.0, reach / max(abs(one - middle), _TINY)) for one in values]
+        before, middle = middle, sum(map(mul, weights, values)) / sum(weights)
+        if abs(middle - before) <= _SETTLED * reach:
             break
-    return np.asarray(middle[..., 0])
+    return middle
 
 
 def _logs(values: Sequence[float]) -> NDArray[np.float64]:

@@ -206,7 +206,7 @@ class Confirmation:
             logs = paired_logs(self.losses[name], self.losses[other])
             if logs:
                 error = noise * math.sqrt(2 / len(logs))
-                most = max(most, float(huber_mean(np.array(logs))) + _LIMIT * error)
+                most = max(most, huber_mean(logs) + _LIMIT * error)
         return math.expm1(most)
 
     def _better(self, name: str, other: str) -> bool:
