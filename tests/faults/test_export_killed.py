@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from support.captured import captured
-from support.memory_group import memory_group
+from support.control_groups import control_group
 from support.preloaded import Preloaded, run_preloaded
 from support.rank_commands import job_number
 from support.torchrun import torchrun
@@ -240,7 +240,7 @@ def test_memory_is_bounded(large, tmp_path) -> None:
 @pytest.mark.root
 def test_in_a_control_group(large, tmp_path) -> None:
     """With a limit in which the same tensors do not fit."""
-    with memory_group(256 * MIB) as group:
+    with control_group(256 * MIB) as group:
         assert _peak(large, tmp_path / "resident", "resident", group.path).returncode == -9
         done = _peak(large, tmp_path / "out", "safetensors", group.path)
     assert done.returncode == 0, done.stderr

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from support.captured import captured
-from support.memory_group import memory_group
+from support.control_groups import control_group
 
 from iobench import Checkpointer, Memory
 from iobench.units import GIB, MIB
@@ -87,7 +87,7 @@ threading.Event().wait()
 @pytest.fixture
 def group() -> Iterator[tuple[Path, str]]:
     """A control group of either version, and the name of its limit of memory."""
-    with memory_group(GIB) as made:
+    with control_group(GIB) as made:
         yield made.path, made.limit_file
 
 
@@ -198,7 +198,7 @@ def test_a_limit_of_memory() -> None:
     """Replicas take what the group leaves besides 1 GiB, more is refused, and nothing is killed."""
     directory = Path(tempfile.mkdtemp(prefix="iobench-test-", dir="/dev/shm"))
     try:
-        with memory_group(GIB + 192 * MIB) as group:
+        with control_group(GIB + 192 * MIB) as group:
             command = [sys.executable, "-c", _TAKER, group.path, str(32 * MIB), str(directory)]
             done = captured(command)
     finally:

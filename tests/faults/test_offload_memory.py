@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from support.captured import captured
-from support.memory_group import memory_group
+from support.control_groups import control_group
 
 from iobench.units import MIB
 
@@ -41,7 +41,7 @@ print("trained", float(parameter[7]))
 
 @pytest.fixture
 def group() -> Iterator[Path]:
-    with memory_group(_LIMIT) as made:
+    with control_group(_LIMIT) as made:
         yield made.path
 
 

@@ -18,40 +18,26 @@ from pathlib import Path
 from typing import Any
 
 from iobench.units import MIB
+from support.control_groups import ControlGroup, control_group
 
-_VERSIONS = (
-    (Path("/sys/fs/cgroup/blkio"), "blkio.throttle.write_bps_device", "{device} {rate}"),
-    (Path("/sys/fs/cgroup"), "io.max", "{device} wbps={rate}"),
-)
 _POLL_S = 0.02
 _BEGUN_BYTES = MIB  # written: the first save has begun, more than metadata
-
-
-class NoLimitError(Exception):
-    """No control group here can limit a device."""
 
 
 @dataclass(frozen=True)
 class BurstDevice:
     """The limit of a device for the processes of a group. One limit holds for all writes."""
 
-    group: Path
-    limit_file: str
-    line: str
+    group: ControlGroup
     device: str
-
-    def limit(self, bytes_per_s: int) -> None:
-        """Limit the writes of the group to the device."""
-        text = self.line.format(device=self.device, rate=bytes_per_s)
-        (self.group / self.limit_file).write_text(text)
 
     def run(
         self, command: Sequence[str], *, fast: int, slow: int, burst_s: float
     ) -> subprocess.CompletedProcess[str]:
         """Run `command` in the group. Its writes are limited to `fast` bytes per second, and to
         `slow` from `burst_s` after the first of them."""
-        self.limit(fast)
-        joined = ["sh", "-c", 'echo $$ > "$0" && exec "$@"', str(self.group / "cgroup.procs")]
+        self.group.limit(fast)
+        joined = ["sh", "-c", 'echo $$ > "$0" && exec "$@"', str(self.group.path / "cgroup.procs")]
         ended = threading.Event()
         drop = threading.Thread(target=self._drop, args=(slow, burst_s, ended))
         drop.start()
@@ -67,7 +53,7 @@ class BurstDevice:
             if ended.wait(_POLL_S):
                 return
         if not ended.wait(burst_s):
-            self.limit(slow)
+            self.group.limit(slow)
 
     def _written(self) -> int:
         stat = Path(f"/sys/dev/block/{self.device}/stat").read_text().split()
@@ -76,30 +62,15 @@ class BurstDevice:
 
 @contextmanager
 def burst_device(directory: Path) -> Iterator[BurstDevice]:
-    """Make a group whose writes to the device of `directory` can be limited.
-
-    Raises NoLimitError where none can be. The group is removed at the end: its processes must have
-    ended.
-    """
+    """Make a group whose writes to the device of `directory` can be limited."""
     number = os.stat(directory).st_dev
-    for parent, limit_file, line in _VERSIONS:
-        group = parent / f"iobench-burst-{os.getpid()}"
-        device = f"{os.major(number)}:{os.minor(number)}"
-        made = BurstDevice(group=group, limit_file=limit_file, line=line, device=device)
-        try:
-            group.mkdir()
-        except OSError:
-            continue
-        try:
-            try:
-                made.limit(MIB)
-            except OSError:  # this version has no I/O controller here
-                continue
-            yield made
-            return
-        finally:
-            group.rmdir()
-    raise NoLimitError("no control group here limits the writes to a device")
+    device = f"{os.major(number)}:{os.minor(number)}"
+    versions = (
+        (Path("/sys/fs/cgroup/blkio"), "blkio.throttle.write_bps_device", f"{device} {{}}"),
+        (Path("/sys/fs/cgroup"), "io.max", f"{device} wbps={{}}"),
+    )
+    with control_group(MIB, versions) as group:
+        yield BurstDevice(group, device)
 
 
 def _main(directory: Path, duration: str) -> None:
