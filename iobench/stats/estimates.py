@@ -87,7 +87,7 @@ def rate(total_bytes: float, total_s: float) -> float:
 
 def median(values: Sequence[float]) -> float:
     """Return the median: for an even number the mean of the middle two. ValueError for none."""
-    return statistics.median(_array(values).tolist())
+    return float(statistics.median(_array(values).tolist()))
 
 
 def highest(values: Iterable[int | None]) -> int | None:

@@ -24,6 +24,10 @@ _STEPS = (
     ("import iobench.results", f"{_HEAVY} numpy rich typer"),
     ("import iobench.cli.show", f"{_HEAVY} numpy"),
     (
+        "import iobench.cli.main, iobench.report.render, iobench.report.run",
+        "altair jinja2 vl_convert",
+    ),
+    (
         "from iobench.writers import registry\n"
         "for name in registry.names(): registry.make(name).available('.')",
         _HEAVY,

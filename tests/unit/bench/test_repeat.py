@@ -140,19 +140,3 @@ def test_what_a_plan_has_of_it() -> None:
         "round_s": 60.0,
         "max_bytes": 4 << 30,
     }
-
-
-@pytest.mark.parametrize(
-    ("duration", "until", "max_bytes", "message"),
-    [
-        ("soon", None, None, "--duration 'soon' is not a time"),
-        ("0s", None, None, "--duration 0s: must be above zero"),
-        ("1s", "dawn", None, "--until 'dawn': choose steady"),
-        ("1s", None, "much", "--max-bytes 'much' is not a size"),
-    ],
-)
-def test_what_is_no_duration(
-    duration: str, until: str | None, max_bytes: str | None, message: str
-) -> None:
-    with pytest.raises(UsageError, match=message):
-        Repeat.sustained(duration, until, max_bytes)

@@ -393,25 +393,6 @@ def test_several_runs_a_side_on_the_command_line(tmp_path: Path) -> None:
         assert "beyond 2.0%" in printed
 
 
-@pytest.mark.parametrize(
-    ("arguments", "why"),
-    [
-        (["a", "b", "c"], "-- must be given once, between the sides"),
-        (["a"], "one run is given"),
-        (["a", "--", "b", "--", "c"], "-- must be given once, between the sides"),
-        (["a", "--"], "each side needs a run"),
-        (["{empty}", "{file}"], "has no result files"),
-        (["{file}", "{file}", "--", "{file}"], "same run twice"),
-    ],
-)
-def test_sides_without_runs_are_refused(tmp_path: Path, arguments: list[str], why: str) -> None:
-    (tmp_path / "empty").mkdir()
-    file = save_as(REFERENCE, tmp_path / "file.jsonl")
-    error, _ = run(*(one.format(empty=tmp_path / "empty", file=file) for one in arguments))
-    assert isinstance(error, UsageError)
-    assert why in str(error)
-
-
 def test_unlike_runs_are_refused_unless_forced(tmp_path: Path) -> None:
     machine = replace(REFERENCE.run.environment.machine, kernel="7.0")
     environment = replace(REFERENCE.run.environment, machine=machine)

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
-from iobench.errors import OptionError
 from iobench.tune.budget import SLACK, Budget, Cost
 from iobench.tune.objective import Measurement
 
@@ -21,21 +18,6 @@ def budget(*, spent: Cost, reserve: Cost) -> Budget:
     made.set_aside(reserve)
     made.spend(Measurement(took_s=7, spent_s=spent.time_s, written_bytes=spent.written_bytes))
     return made
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"max_s": 0.0}, "--max-time must be above zero, and is 0s"),
-        ({"max_s": -1.5}, "--max-time must be above zero, and is -1.5s"),
-        ({"max_s": float("nan")}, "--max-time must be above zero, and is nan"),
-        ({"max_bytes": 0}, "--max-bytes must be above zero, and is 0$"),
-    ],
-)
-def test_a_budget_of_nothing(settings: dict[str, Any], message: str) -> None:
-    """It is refused, and the error names its option."""
-    with pytest.raises(OptionError, match=message):
-        Budget(**settings)
 
 
 def test_what_was_spent_is_left_no_more() -> None:

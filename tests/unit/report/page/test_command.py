@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from importlib import util
 from pathlib import Path
 
 import pytest
@@ -15,7 +12,7 @@ from typer.testing import CliRunner
 from iobench.cli.given import declare
 from iobench.cli.pages import Shown
 from iobench.cli.show import show
-from iobench.errors import IobenchError, UnavailableError, UnknownNameError, UsageError
+from iobench.errors import IobenchError
 from iobench.results import ResultFile
 
 _RESULTS = Path(__file__).parents[4] / "results"
@@ -72,26 +69,6 @@ def test_what_cannot_be_written_is_refused_first(
     assert other.read_text() == "<p>mine"
 
 
-def test_unknown_charts_list_the_known(
-    app: typer.Typer, example_path: Path, tmp_path: Path
-) -> None:
-    wanted = ["-o", tmp_path / "a.png", "--chart", "rate-saves"]
-    message = _error(app, example_path, *wanted)
-    assert "unknown chart 'rate-saves'; did you mean 'rate-save'?" in message
-    assert issubclass(UnknownNameError, UsageError)
-
-
-def test_without_the_extra(
-    app: typer.Typer, example_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One line, which installs it."""
-    find = util.find_spec
-    monkeypatch.setattr(util, "find_spec", lambda name: None if name == "altair" else find(name))
-    message = _error(app, example_path, "-o", "a.html")
-    assert message.endswith("altair is not installed. Type: pip install 'iobench[report]'.")
-    assert issubclass(UnavailableError, IobenchError)
-
-
 @pytest.mark.parametrize("form", ["table", "json", "md"])
 @pytest.mark.parametrize("name", ["autotune-llama7b", "train-gpt5b-nemo", "llama7b"])
 def test_every_kind_is_shown_as_text(
@@ -121,16 +98,6 @@ def test_a_journal_without_an_answer_is_the_race_so_far(app: typer.Typer, tmp_pa
     assert document["chosen"] is None
     assert {one["setting"] for one in document["tried"]} >= {"odirect", "buffered"}
     assert "leave out -v" in _error(app, path, "-v")
-
-
-def test_a_run_imports_no_charts() -> None:
-    """Neither does the command line, nor the table in the terminal."""
-    code = (
-        "import sys, iobench.cli.main, iobench.report.render, iobench.report.run;"
-        "print(*{'altair', 'jinja2', 'vl_convert'} & {*sys.modules})"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == []
 
 
 def test_what_stopped_is_shown(
