@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -232,7 +231,7 @@ def _next(report: Report) -> Iterator[str]:
             fastest = [one.fastest for one in report.target_winners]
             yield f"iobench autotune {name}{_option(*fastest[:1] or [target])}"
     if report.record and {one.operation for one in ranked} == {"save", "restore"}:
-        yield f"iobench plan --results {_word(report.record)} --nodes {_nodes(name)}"
+        yield f"iobench plan --results {shlex.quote(report.record)} --nodes {_nodes(name)}"
 
 
 def _nodes(workload: str) -> int:
@@ -243,11 +242,7 @@ def _nodes(workload: str) -> int:
 
 def _option(target: str) -> str:
     """Return the option that names the target; empty for the current directory."""
-    return "" if Path(target) == Path.cwd() else f" --target {_word(target)}"
-
-
-def _word(text: str) -> str:
-    return shlex.quote(os.fspath(text))
+    return "" if Path(target) == Path.cwd() else f" --target {shlex.quote(target)}"
 
 
 def _rate(one: Summary) -> str:

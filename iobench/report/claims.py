@@ -8,7 +8,7 @@ from dataclasses import asdict
 from iobench.claims.claims import Answer, ClaimFinding, ClaimMeasure, Study
 from iobench.report.document import Document, Line
 from iobench.report.facts import environment_section, repeat_section
-from iobench.report.grid import MISSING, Column, Grid
+from iobench.report.grid import MISSING, Column, Grid, shown
 from iobench.report.rows import moment
 from iobench.results import ResultFile
 from iobench.stats.estimates import interval_heading
@@ -55,7 +55,7 @@ def _grid(findings: Sequence[ClaimFinding]) -> Grid:
     columns: tuple[Column[ClaimFinding], ...] = (
         Column("workload", lambda one: one.claim.workload, figure=False),
         Column("claim", lambda one: one.claim.text, figure=False),
-        Column("here", lambda one: _ours(one) or MISSING),
+        Column("here", _ours),
         Column(interval_heading(one.pairs for one in findings), _interval),
         Column("holds", lambda one: str(one.answer), figure=False),
         Column("why", lambda one: one.reason, figure=False, sentence=True),
@@ -64,9 +64,7 @@ def _grid(findings: Sequence[ClaimFinding]) -> Grid:
 
 
 def _ours(one: ClaimFinding) -> str:
-    if one.ours is None:
-        return ""
-    return _figure(one.ours, one.claim.measure)
+    return shown(one.ours, lambda ours: _figure(ours, one.claim.measure))
 
 
 def _interval(one: ClaimFinding) -> str:

@@ -10,7 +10,7 @@ from functools import cached_property
 
 from iobench.bench.judging.verdict import Context, judge
 from iobench.report.palette import colour_of, shape_of
-from iobench.report.summary import Report, disturbances, group, summarise
+from iobench.report.summary import Report, disturbances, summarise_with_samples
 from iobench.report.winners import PROVED, RANKED, Summary
 from iobench.results import Operation, ResultFile, Sample
 from iobench.results.setting import at_target
@@ -92,27 +92,27 @@ class Group:
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """A result file with its report, from which all charts are made."""
+    """A result file with its report, from which all charts are made.
+
+    `samples` are those of each summary in the report.
+    """
 
     result: ResultFile
     report: Report
+    samples: Sequence[Sequence[Sample]]
 
     @classmethod
     def of(cls, result: ResultFile) -> Measured:
-        return cls(result=result, report=summarise(result))
+        report, samples = summarise_with_samples(result)
+        return cls(result=result, report=report, samples=samples)
 
     @cached_property
     def rows(self) -> tuple[RunRow, ...]:
         """All rows in the order of the report."""
         context = Context.of(self.result.run)
-        found = {
-            (one.operation, repr(one.setting)): samples
-            for samples in group(self.result).values()
-            for one in samples[:1]
-        }
         return tuple(
-            RunRow(summary=one, samples=found[one.operation, repr(one.setting)], context=context)
-            for one in self.report.summaries
+            RunRow(summary=summary, samples=samples, context=context)
+            for summary, samples in zip(self.report.summaries, self.samples, strict=True)
         )
 
     @cached_property

@@ -10,7 +10,7 @@ from iobench.report.answer import answer
 from iobench.report.document import Details, Document, Section
 from iobench.report.facts import environment_line, environment_section, repeat_section
 from iobench.report.rows import Measured, moment
-from iobench.report.summary import Report, summarise
+from iobench.report.summary import Report
 from iobench.report.wording import grid, heading, latency_grid, notes, phases_grid
 from iobench.results import ResultFile, to_plain
 
@@ -23,14 +23,23 @@ _VERDICTS = (
 
 def run_document(result: ResultFile) -> Document:
     """Return the document of one record."""
-    return report_document(summarise(result), result)
+    one = Measured.of(result)
+    document = report_document(one.report)
+    return replace(
+        document,
+        about=(*document.about, f"measured {moment(result.run.started_at)}"),
+        draw=partial(_charts, one),
+        appendix=(environment_section(result.run), repeat_section(result)),
+        records=(result.path,),
+        incomplete=result.incomplete,
+    )
 
 
-def report_document(report: Report, result: ResultFile | None = None) -> Document:
-    """Return the document of `report`; its charts, facts and record are those of `result`."""
+def report_document(report: Report) -> Document:
+    """Return the document of `report`, without what only the record has."""
     urgent, others = notes(report)
     more = (phases_grid(report.summaries), latency_grid(report.summaries))
-    document = Document(
+    return Document(
         kind="iobench run",
         title=heading(report),
         about=(environment_line(report.environment),),
@@ -40,16 +49,6 @@ def report_document(report: Report, result: ResultFile | None = None) -> Documen
         details=Details(tables=tuple(one for one in more if one.rows), notes=(*others, _VERDICTS)),
         data=to_plain(report),
         rows="summaries",
-    )
-    if result is None:
-        return document
-    return replace(
-        document,
-        about=(*document.about, f"measured {moment(result.run.started_at)}"),
-        draw=partial(_charts, Measured(result=result, report=report)),
-        appendix=(environment_section(result.run), repeat_section(result)),
-        records=(result.path,),
-        incomplete=result.incomplete,
     )
 
 

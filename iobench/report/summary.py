@@ -113,6 +113,11 @@ class Report:
 
 def summarise(result: ResultFile) -> Report:
     """Return the report of one result file, complete or not."""
+    return summarise_with_samples(result)[0]
+
+
+def summarise_with_samples(result: ResultFile) -> tuple[Report, tuple[Sequence[Sample], ...]]:
+    """Return the report, and the samples of each of its summaries; saves have a verification."""
     context = Context.of(result.run)
     rules = rules_kept(result.run, result.samples)
     ceilings = find_ceilings(result)
@@ -145,7 +150,7 @@ def summarise(result: ResultFile) -> Report:
     ]
     recorded = floors_beside(result)
     targets, target = tuple(result.run.environment.storages), result.run.plan.get("target")
-    return Report(
+    report = Report(
         environment=result.run.environment,
         workload=result.run.workload,
         rules=rules,
@@ -161,6 +166,7 @@ def summarise(result: ResultFile) -> Report:
         target=target if isinstance(target, str) else None,
         stopped=_stopped(result),
     )
+    return report, tuple(samples for _, samples in rows)
 
 
 def _baseline(result: ResultFile) -> Mapping[str, Any] | None:

@@ -183,9 +183,9 @@ def _straggler_lines(report: Report) -> Iterator[str]:
 def _decision_lines(report: Report) -> list[str]:
     """Return the decisions: `hybrid save chose direct: large (192), buffered: small (6)`."""
     return [
-        f"{label} {one.operation} chose "
+        f"{one.label} {one.operation} chose "
         + ", ".join(f"{decision} ({count})" for decision, count in one.decisions.items())
-        for label, one in ((one.label, one) for one in report.summaries)
+        for one in report.summaries
         if one.decisions
     ]
 

@@ -78,6 +78,7 @@ _STYLE_CLASSES = {"green": "good", "yellow": "scaled", "bold red": "bad"}
 def html(document: Document) -> str:
     """Return the page of `document`."""
     own = inline_script(_template("page.js"))
+    styles = _environment().get_template("page.css.j2")
     scripts = [runtime(), own] if document.charts else [own]
     numbers = count(1)
     return (
@@ -88,17 +89,13 @@ def html(document: Document) -> str:
             generator=f"{GENERATOR} {__version__}",
             scripts=[Markup(one) for one in scripts],  # ours, not the record's
             policy=Markup(" ".join(map(content_hash, scripts))),
-            style=Markup(_style()),
+            style=Markup(styles.render(scheme=SCHEME, dark=DARK)),
             scheme=SCHEME,
             next_id=lambda: next(numbers),
             files=[(printable(path.name), path.read_bytes()) for path in document.records],
             packed=_packed,
         )
     )
-
-
-def _style() -> str:
-    return _environment().get_template("page.css.j2").render(scheme=SCHEME, dark=DARK)
 
 
 @cache

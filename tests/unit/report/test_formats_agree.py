@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import html.parser
 import io
 import json
@@ -202,3 +203,20 @@ def test_another_number_is_found() -> None:
     assert _agrees("95.90 ms", [0.0959], ())
     assert not _agrees("95.90 s", [0.0959], ())
     assert not _agrees("-", [0.0959], ())
+
+
+@pytest.mark.parametrize("path", _RECORDS, ids=lambda path: path.stem)
+def test_csv_has_the_rows_of_the_json(path: Path) -> None:
+    """Every figure of a row, and both ends of an interval."""
+    document = document_of([path])
+    rendered = io.StringIO()
+    render(document, "csv", rendered)
+    rows = list(csv.DictReader(io.StringIO(rendered.getvalue())))
+    own = json.loads(json.dumps(document.data[document.rows]))
+    assert len(rows) == len(own)
+    for row, values in zip(rows, own, strict=True):
+        for name, value in values.items():
+            if isinstance(value, float):
+                assert float(row[name]) == value
+            elif "ci95" in name and value:
+                assert [float(row[f"{name}.low"]), float(row[f"{name}.high"])] == value
