@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NoReturn, Protocol, TypeVar
+from typing import Any, NoReturn, Protocol
 
 from iobench.environment.uring import describe_io_uring
 from iobench.errors import UnavailableError, transfer_errors
@@ -81,7 +81,9 @@ class PyuringRing:
         for _ in range(_PAUSES):
             self._push()
             # A wait for an operation that the kernel has not taken might never end.
-            found = self._next(wait=not self._stuck)
+            ring, stuck = self._ring, self._stuck
+            found: tuple[int, int] | None
+            found = self._try(ring.peek_completion if stuck else ring.wait_completion)
             if found is not None:
                 return found
             time.sleep(_RING_PAUSE_S)
@@ -99,12 +101,6 @@ class PyuringRing:
             if taken is None:
                 return
             self._stuck = taken > 0
-
-    def _next(self, *, wait: bool) -> tuple[int, int] | None:
-        """Return the next completion; None when there is none or the call fails transiently."""
-        found: tuple[int, int] | None
-        found = self._try(self._ring.wait_completion if wait else self._ring.peek_completion)
-        return found
 
     def _try(self, call: Callable[..., Any], *arguments: int) -> Any:
         """Return the result of `call`; None after a transient error of the kernel.
@@ -158,8 +154,6 @@ def _pyuring() -> Any:
 _TRANSIENT = {errno.EAGAIN, errno.EINTR, errno.ECANCELED}
 _PAUSE_S = 0.001
 _TRIES = 100  # of an operation that fails with a transient error; each retry waits longer
-
-_T = TypeVar("_T")
 
 OnComplete = Callable[[bool], None]
 """Completion callback: called once, when the kernel is done with the memory.
@@ -216,7 +210,7 @@ class InFlight:
         """Wait until one operation is complete. Raises OSError, DataMismatchError."""
         while True:
             with self._meter.phase(self._name):
-                tag, count = self._call_ring(self._ring.wait)
+                tag, count = self._wait()
             if self._take_completion(tag, count):
                 return
 
@@ -285,27 +279,22 @@ class InFlight:
         del self._operations[operation.tag]
         operation.on_complete(ok)
 
-    def _call_ring(self, call: Callable[[], _T]) -> _T:
-        """Return the result of `call`. After an error of the ring nothing can be awaited."""
+    def _wait(self) -> tuple[int, int]:
+        """Return the next completion. After an error the memory in flight is never freed."""
         try:
-            return call()
+            return self._ring.wait()
         except BaseException:
-            self._keep_memory()
+            _lost.extend(operation.data for operation in self._operations.values())
+            self._operations.clear()
             raise
-
-    def _keep_memory(self) -> None:
-        """Never free the memory of operations in flight: they cannot be awaited."""
-        _lost.extend(operation.data for operation in self._operations.values())
-        self._operations.clear()
 
     def close(self, error: BaseException | None = None) -> None:
         """Wait for all operations in flight and close the ring; `error` is why it ends early."""
         try:
             while self._operations:
-                tag, _ = self._call_ring(self._ring.wait)
+                tag, _ = self._wait()
                 self._end(self._operations[tag], ok=False)
         except BaseException as broken:
-            self._keep_memory()
             if error is None:
                 raise
             error.add_note(f"the ring then failed to end: {broken!r}")
