@@ -32,7 +32,7 @@ from iobench import linux
 from iobench.errors import UnavailableError, transfer_errors
 from iobench.writers.base import Availability
 from iobench.writers.blocks.workers import BlockPool, Blocks, faulted_ahead, run_workers
-from iobench.writers.direct.background import BackgroundSink, ReserveAhead
+from iobench.writers.direct.background import BackgroundSink
 from iobench.writers.direct.engine import BlockingEngine, DirectEngine, RingEngine
 from iobench.writers.direct.file import FileSetting as FileSetting
 from iobench.writers.direct.file import IoPath, PathFile, PathSupport
@@ -322,7 +322,7 @@ class FileWriter(PosixWriter):
             functools.partial(self._engine, writes=True) if ring else self._blocking,
             meter,
             ring=ring,
-            reserve=ReserveAhead(file) if self._reserves and not size else None,
+            reserve=file if self._reserves and not size else None,
         )
         return BlockStream(file, self.name, meter, background)
 

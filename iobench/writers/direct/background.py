@@ -22,34 +22,6 @@ _RESERVE_STEP = GIB
 _RESERVE_ROOM = 4 * _RESERVE_STEP  # with less free space, nothing is reserved ahead
 
 
-class ReserveAhead:
-    """Reserves space for a file of unknown size, in steps."""
-
-    def __init__(self, file: NewFile) -> None:
-        self._file: NewFile | None = file
-        self._reserved_to = 0
-
-    def to(self, end: int) -> None:
-        """Reserve a step more if the file is reserved to less than `end`. Raises TransferError."""
-        file = self._file
-        if file is None or end <= self._reserved_to:
-            return
-        # A fallocate that fails has taken all free space until then, also from other processes.
-        room = os.fstatvfs(file.fd)
-        if room.f_bavail * room.f_frsize < _RESERVE_ROOM:
-            self._file = None
-            return
-        try:
-            file.reserve(self._reserved_to, self._reserved_to + _RESERVE_STEP)
-        except TransferError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-                raise
-            self._file = None  # less than a step is free; the writes may still succeed
-            os.ftruncate(file.fd, self._reserved_to)
-            return
-        self._reserved_to += _RESERVE_STEP
-
-
 _Lease: TypeAlias = "Lease[tuple[Bytes, int]]"
 """On a block and its offset."""
 
@@ -73,15 +45,16 @@ class BackgroundSink(Sink):
         meter: Meter,
         *,
         ring: bool,
-        reserve: ReserveAhead | None = None,
+        reserve: NewFile | None = None,
     ) -> None:
         """With `ring`, the engine is used only in a thread without signal handlers.
 
         What fills no block is written in the calling thread. `file` is closed once no thread uses
-        it any more.
+        it any more. Space of the new file `reserve`, whose size is unknown, is reserved in steps.
         """
         self._file, self._pool, self.block_size = file, pool, pool.block_size
-        self._engine, self._meter, self._reserve = engine, meter, reserve
+        self._engine, self._meter = engine, meter
+        self._reserve, self._reserved_to = reserve, 0
         self._meters: list[Meter] = []
         self._channel: Channel[tuple[Bytes, int]] = Channel(
             self._work,
@@ -95,10 +68,27 @@ class BackgroundSink(Sink):
         return self._pool.take()
 
     def put(self, block: Bytes, offset: int) -> None:
-        if self._reserve is not None:
-            self._reserve.to(offset + len(block))
+        if self._reserve is not None and offset + len(block) > self._reserved_to:
+            self._reserve = self._reserved_step(self._reserve)
         with self._meter.phase("write"):
             self._channel.submit(Lease((block, offset)))
+
+    def _reserved_step(self, file: NewFile) -> NewFile | None:
+        """Reserve a step more; return the file unless that was the last one."""
+        # A fallocate that fails has taken all free space until then, also from other processes.
+        room = os.fstatvfs(file.fd)
+        if room.f_bavail * room.f_frsize < _RESERVE_ROOM:
+            return None
+        try:
+            file.reserve(self._reserved_to, self._reserved_to + _RESERVE_STEP)
+        except TransferError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+                raise
+            # Less than a step is free; the writes may still succeed.
+            os.ftruncate(file.fd, self._reserved_to)
+            return None
+        self._reserved_to += _RESERVE_STEP
+        return file
 
     def drain(self, block: Bytes, filled: int, offset: int, *, last: bool) -> None:  # noqa: ARG002
         with self._meter.phase("write"):
