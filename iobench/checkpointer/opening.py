@@ -53,6 +53,7 @@ _TYPES: Mapping[str, tuple[tuple[type, ...], str]] = {
     "budget": ((int, str, NoneType), '"16GiB"'),
     "bandwidth_limit": ((int, str, NoneType), '"500MiB"'),
     "lazy": ((bool,), "True"),
+    "placement": ((Placement, NoneType), "Placement()"),
     "replicate": ((Partner, NoneType), "iobench.Partner()"),
 }
 """Types of options, and an example. A bool is not a number here."""
@@ -90,8 +91,6 @@ class CheckpointerOptions:
         )
         if self.given is not None:
             self.given.check(self.__dict__, ranked=ranked)
-        if self.placement is not None:
-            self._check_placement(self.placement)
         if self.in_order and self.on_full == "drop":
             raise OptionError("every_save: on_full='drop' drops saves; use 'wait'")
         if many is not None and not (type(many) is int and many > 0):
@@ -106,6 +105,8 @@ class CheckpointerOptions:
             value = getattr(self, name)
             if not isinstance(value, classes) or (isinstance(value, bool) and bool not in classes):
                 raise OptionError(f"{name}={value!r}: takes a value such as {example}")
+        if self.placement is not None and (self.given is None or self.given.remote is None):
+            raise OptionError("placement: needs tiers=[Remote(...)]")
         if self.on_event is not None and not callable(self.on_event):
             raise OptionError(
                 f"on_event={self.on_event!r}: takes a function of a Save and an event"
@@ -121,13 +122,6 @@ class CheckpointerOptions:
                 RuntimeWarning,
                 stacklevel=5,
             )
-
-    def _check_placement(self, placement: object) -> None:
-
-        if not isinstance(placement, Placement):
-            raise OptionError(f"placement={placement!r}: takes a value such as Placement()")
-        if self.given is None or self.given.remote is None:
-            raise OptionError("placement: needs tiers=[Remote(...)]")
 
     @functools.cached_property
     def own_world(self) -> World:

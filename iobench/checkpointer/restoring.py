@@ -184,7 +184,6 @@ class Restoring:
 
     def _slots(self, memory: SnapshotMemory, stored: Candidates) -> dict[int, MemorySlot]:
         """Return the slots of this rank with checkpoints that all ranks have in memory, by step."""
-
         own = partial(memory.committed, stored.serials())
         every = self.ranks.agreed("steps in memory", own)
         found = set.intersection(*({(step, serial) for step, serial in one} for one in every))
