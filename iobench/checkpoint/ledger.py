@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from iobench.checkpoint.manifest import Manifest
 from iobench.checkpoint.retention import Retention, in_save_order, outlines
 from iobench.checkpoint.save import Save
 from iobench.checkpoint.store import CheckpointStore
@@ -41,10 +40,9 @@ class Ledger:
     def _read(self, wanted: Callable[[int], bool] = lambda _: True) -> None:
         """Read the manifests of `wanted` steps that were not read yet. Raises TransferError."""
         unread = sorted(filter(wanted, list(self._unread)))
-        if unread:
-            self._note(outlines(self._store, unread))  # no lock: a trainer may claim meanwhile
-
-    def _note(self, found: Mapping[int, Manifest | None]) -> None:
+        if not unread:
+            return
+        found = outlines(self._store, unread)  # no lock: a trainer may claim meanwhile
         with self._lock:
             for step in self._unread & self._serials.keys() & found.keys():
                 manifest = found[step]

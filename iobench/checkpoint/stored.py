@@ -264,38 +264,30 @@ def compared_with(
     return {saved[path]: value for path, value in expected.items() if is_sharded(value)}
 
 
-def resharded(state: Any, like: Any) -> Any:
-    """Return `state` with the full tensors replaced by DTensors where `like` has some."""
-    return _Resharded().of(state, like)
+def resharded(state: Any, like: Any, made: dict[Any, Any] | None = None) -> Any:
+    """Return `state` with the full tensors replaced by DTensors where `like` has some.
 
-
-class _Resharded:
-    """Makes the DTensors of one state. Tied tensors stay tied."""
-
-    def __init__(self) -> None:
-        self._made: dict[Any, Any] = {}
-
-    def of(self, state: Any, like: Any) -> Any:
-        if isinstance(state, torch.Tensor):
-            if not is_sharded(like):
-                return state
-            key = id(state), like._spec
-            if key not in self._made:
-                self._made[key] = _part_of(state, like)
-            return self._made[key]
-        if isinstance(like, PerRank):
-            return self.of(state, like.value)
-        if isinstance(like, Mapping) and isinstance(state, dict):
-            for key in state.keys() & like.keys():
-                state[key] = self.of(state[key], like[key])
-        elif (
-            isinstance(like, list | tuple)
-            and type(state) in (list, tuple)
-            and len(like) == len(state)
-        ):
-            pairs = zip(state, like, strict=True)
-            return type(state)(self.of(one, other) for one, other in pairs)
-        return state
+    Tied tensors stay tied: `made` has the DTensors so far.
+    """
+    made = {} if made is None else made
+    if isinstance(state, torch.Tensor):
+        if not is_sharded(like):
+            return state
+        key = id(state), like._spec
+        if key not in made:
+            made[key] = _part_of(state, like)
+        return made[key]
+    if isinstance(like, PerRank):
+        return resharded(state, like.value, made)
+    if isinstance(like, Mapping) and isinstance(state, dict):
+        for key in state.keys() & like.keys():
+            state[key] = resharded(state[key], like[key], made)
+    elif (
+        isinstance(like, list | tuple) and type(state) in (list, tuple) and len(like) == len(state)
+    ):
+        pairs = zip(state, like, strict=True)
+        return type(state)(resharded(one, other, made) for one, other in pairs)
+    return state
 
 
 def _part_of(full: torch.Tensor, sharded: Any) -> Any:
