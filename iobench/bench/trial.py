@@ -25,7 +25,6 @@ from iobench.bench.targets.base import Location, OpenTarget
 from iobench.bench.targets.instruments import Changes
 from iobench.results import (
     Cold,
-    DeviceCounts,
     Failure,
     MemoryUse,
     Operation,
@@ -282,15 +281,6 @@ class Trial:
             page_cache_bytes=cached,
         )
 
-    def _device(self, counted: Counted) -> DeviceCounts | None:
-        """Return the counters of an operation, without those of a device that does not count."""
-        if self.target.scratch.directory is None:
-            return None
-        instruments = self.target.instruments
-        if instruments is None or instruments.device_counts:
-            return counted.device
-        return replace(counted.device, read_bytes=None, write_bytes=None)
-
     def _sample(
         self,
         operation: Operation,
@@ -308,7 +298,9 @@ class Trial:
         several = done if len(done) > 1 else ()
         jobs_done_s = tuple(one.at_s - counted.began_s for one in several)
         busy_s = [s for s, one in zip(jobs_done_s, several, strict=True) if one.transfer.bytes]
-        device = self._device(counted)
+        device = None if self.target.scratch.directory is None else counted.device
+        if device is not None and self.target.instruments is not None:
+            device = self.target.instruments.seen(device)
         return Sample(
             run_id=self.run_id,
             repetition=self.repetition,

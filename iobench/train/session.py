@@ -204,14 +204,6 @@ class Session:
         steps = whole_intervals(max(self.steps, self.intervals * every), every)
         return steps, every, {"arm": arm.label, **asdict(found)}
 
-    @property
-    def on_storage(self) -> int:
-        """The most checkpoints that are on storage at a time."""
-        if not any(arm.keeps_all for arm in self.arms):
-            return _ON_STORAGE
-        taken = self.intervals or self.steps // (self.pace.steps or 1)
-        return _ON_STORAGE + taken
-
     def _header(self, steps: int, every: int, probed: dict[str, Any] | None) -> Run:
         machine, storage = self.target.describe()
         asked = {
@@ -335,7 +327,10 @@ def _check_room(session: Session) -> None:
             f"--size {format_size(size_bytes)} needs {format_size(needed)} of memory and "
             f"{format_size(available)} are available; choose a smaller --size or fewer slots"
         )
-    stored, free = session.on_storage * size_bytes, session.target.free_bytes()
+    checkpoints, free = _ON_STORAGE, session.target.free_bytes()
+    if any(arm.keeps_all for arm in session.arms):
+        checkpoints += session.intervals or session.steps // (session.pace.steps or 1)
+    stored = checkpoints * size_bytes
     if free is not None and stored > free and any(arm.by for arm in session.arms):
         raise TargetError(
             f"--target {session.target.location}: {format_size(free)} are free and "

@@ -239,16 +239,6 @@ def _cpu_times_s() -> tuple[float, float]:
 N = TypeVar("N", int, float)
 
 
-def counted_here(counters: Counters, *, device_counts: bool, flush_counts: bool) -> Counted:
-    """Stop `counters` of this machine, for another one; without a device that does not count."""
-    flushes = counters.flushes() if flush_counts else None
-    counted = counters.stop()
-    device = counted.device
-    if not device_counts:
-        device = replace(device, read_bytes=None, write_bytes=None)
-    return replace(counted, device=device, flushed=None if flushes is None else flushes > 0)
-
-
 def over_machines(counted: Counted, others: Sequence[Counted]) -> Counted:
     """Return `counted` of this machine, whose `device` counts there, with those of the others.
 

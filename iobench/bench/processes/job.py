@@ -22,7 +22,7 @@ from typing import Literal
 from iobench import linux
 from iobench.bench import fio
 from iobench.bench.contenders.base import Contender, WriterContender
-from iobench.bench.counters.monitor import Counted, Counters, Usage, counted_here
+from iobench.bench.counters.monitor import Counted, Counters, Usage
 from iobench.bench.data.replay import Replay
 from iobench.bench.data.sliced_files import Sliced, SlicedFiles, Slicing
 from iobench.bench.ranks.members import OPERATION_S, SETUP_S
@@ -393,11 +393,14 @@ class Job:
         """Stop the counters: all ranks are done, also the others of this machine."""
         if self._counters is not None:
             (target, counters), self._counters = self._counters, None
-            assert target.instruments is not None  # of a directory
-            self._counted = counted_here(
-                counters,
-                device_counts=target.instruments.device_counts,
-                flush_counts=target.instruments.flush_counts,
+            instruments = target.instruments
+            assert instruments is not None  # of a directory
+            flushes = counters.flushes() if instruments.flush_counts else None
+            counted = counters.stop()
+            self._counted = replace(
+                counted,
+                device=instruments.seen(counted.device),
+                flushed=None if flushes is None else flushes > 0,
             )
 
     def counted(self) -> Counted | None:

@@ -8,14 +8,14 @@ import tempfile
 from array import array
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from iobench import linux
 from iobench.environment import DeviceMonitor
 from iobench.environment.mounts import mounts_in
 from iobench.environment.syncs import BY_A_LIBRARY, PROBE_BYTES, try_sync
-from iobench.results.records import Stored
+from iobench.results.records import DeviceCounts, Stored
 from iobench.writers.removal import entries_below
 
 
@@ -61,6 +61,10 @@ class Instruments:
     def _local(self) -> bool:
         """Whether times and device numbers of files are those of one local file system."""
         return self.device_counts and not self.unseen
+
+    def seen(self, device: DeviceCounts) -> DeviceCounts:
+        """Return the counters of an operation, without those of a device that does not count."""
+        return device if self.device_counts else replace(device, read_bytes=None, write_bytes=None)
 
     def inspect(
         self, directory: Path, files: Iterable[tuple[str, int]], changes: Changes | None = None
