@@ -325,17 +325,14 @@ def over_ranks(stored: Stored, others: Sequence[Stored | None]) -> Stored:
 
     Where one machine cannot count them, the sum is unknown unless the others have some already.
     """
-    found = [one for one in others if one is not None]
-    known = [one.unsynced_bytes for one in (stored, *found) if one.unsynced_bytes is not None]
-    total = sum(known)
-    unseen = next((one.unseen for one in (stored, *found) if one.unseen), "")
+    every = [stored, *(one for one in others if one is not None)]
+    total = sum(one.unsynced_bytes or 0 for one in every)
+    unseen = next(filter(None, (one.unseen for one in every)), "")
     return replace(
         stored,
         unsynced_bytes=None if unseen and not total else total,
         unseen=unseen,
-        ignored_syncs=next(
-            (one.ignored_syncs for one in (stored, *found) if one.ignored_syncs), ""
-        ),
+        ignored_syncs=next(filter(None, (one.ignored_syncs for one in every)), ""),
     )
 
 
