@@ -77,7 +77,7 @@ def _forecast(
     job: TrainingJob,
     asked_s: float | None,
 ) -> Forecast:
-    costs = candidate.costs
+    costs, own = candidate.costs, _ettrs(candidate, job)
     best = _proposal(goodput.optimal(costs.blocking_s, job.mtbf_s), costs, job)
     return Forecast(
         candidate=candidate,
@@ -88,9 +88,9 @@ def _forecast(
         interval_s_interval=_range(
             [goodput.best_interval_s(one, job) for one in candidate.resampled]
         ),
-        ettr_interval=_range(_ettrs(candidate, job)[1:]),
+        ettr_interval=_range(own[1:]),
         lost_work_s=goodput.lost_work_s(best.interval_s, costs, job),
-        saved=None if is_baseline else _saved(_ettrs(candidate, job), base, job),
+        saved=None if is_baseline else _saved(own, base, job),
         warnings=tuple(_warnings(costs, job, best)),
     )
 
@@ -104,12 +104,10 @@ def _proposal(interval_s: float, costs: Costs, job: TrainingJob) -> Proposal:
 
 def _ettrs(candidate: SavingMethod, job: TrainingJob) -> list[float]:
     """Return ETTR at the best interval: of the medians first, then of each resampled pair."""
-    known: dict[Costs, float] = {}
-    for costs in (candidate.costs, *candidate.resampled):
-        if costs not in known:
-            interval_s = goodput.best_interval_s(costs, job)
-            known[costs] = goodput.ettr(interval_s, costs, job)
-    return [known[costs] for costs in (candidate.costs, *candidate.resampled)]
+    return [
+        goodput.ettr(goodput.best_interval_s(costs, job), costs, job)
+        for costs in (candidate.costs, *candidate.resampled)
+    ]
 
 
 def _saved(own: list[float], base: list[float], job: TrainingJob) -> Saved | None:
