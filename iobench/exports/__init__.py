@@ -1,1 +1,1 @@
-"""`iobench export`: stored checkpoints, in formats that other programs read."""
+"""Checkpoints in the formats of other programs: `iobench export` and loads of model parts."""

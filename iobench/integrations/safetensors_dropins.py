@@ -162,7 +162,7 @@ def load_sharded(
     shape or dtype, the errors of torch for an index, DataMismatchError, TransferError, and
     RankError for a rank that is lost.
     """
-    from iobench.checkpoint import sharded  # here: it takes time to import
+    from iobench.exports import sharded  # here: it takes time to import
 
     chosen = chosen_writer(writer)
     return sharded.load_sharded(os.fspath(location), like, chosen, restore_mode=restore_mode)

@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import save_file
 
 import iobench.safetensors
-from iobench.checkpoint import sharded
 from iobench.errors import DataMismatchError, OptionError, StateMismatchError, TargetError
+from iobench.exports import sharded
 from iobench.formats import safetensors
 from iobench.formats.tensors import tensor_bytes
 from iobench.ranks.restore_plan import RESTORE_MODES

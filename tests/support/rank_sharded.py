@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from iobench.checkpoint.sharded import load_sharded
+from iobench.exports.sharded import load_sharded
 from iobench.writers.registry import make
 from tests.support.rank_pool import in_world, mesh_of
 

@@ -24,8 +24,8 @@ from iobench.bench.data.states import (
 )
 from iobench.bench.data.subset import choose, cut_of, ranges_of, ranks_of
 from iobench.checkpoint.piece_reader import PieceReader
-from iobench.checkpoint.sharded import ShardedLoad
 from iobench.errors import UsageError
+from iobench.exports.sharded import ShardedLoad
 from iobench.formats import safetensors, torch_file, torch_image
 from iobench.ranks.exchange import Reader
 from iobench.ranks.restore_plan import Range
