@@ -68,8 +68,8 @@ class ShardedSaves(SaveParticipant):
         """Return `like` with the tensors that `added_to` adds, without any bytes."""
         state = {}
         for number, parameter in enumerate(self._state.parameters()):
-            like = torch.empty_like(parameter.detach(), dtype=torch.float32, device="meta")
-            state[number] = {"step": step_counter(0), **dict.fromkeys(ADAM, like)}
+            one = torch.empty_like(parameter.detach(), dtype=torch.float32, device="meta")
+            state[number] = {"step": step_counter(0), **dict.fromkeys(ADAM, one)}
         return {**(like or {}), _KEY: {"state": state}}
 
     def take(self, state: Any) -> Any:
