@@ -239,6 +239,8 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(site)
     fresh: Registry[Peer] = Registry(peers.GROUP, Peer, noun="peer", prefix=peers.PREFIX)
     monkeypatch.setattr(peers, "_PEERS", fresh)  # the entry points are read once per process
+    monkeypatch.setattr(peers, "names", fresh.names)
+    monkeypatch.setattr(peers, "peer_class", fresh.find)
 
 
 @pytest.mark.usefixtures("installed")
