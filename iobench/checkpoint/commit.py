@@ -113,7 +113,7 @@ class Committer:
         """Wait until rank 0 has announced its next save. For the other ranks; it begins nothing."""
         if self._order is None:
             found = self.control.broadcast(_NEXT)
-            self._order = Order(**found)
+            self._order = Order(*found)
         return self._order
 
     def _lead(self, ledger: Ledger, job: SaveJob) -> Committed:
@@ -202,11 +202,10 @@ class Committer:
         )
 
     def _announce(self, order: Order) -> None:
-        self.control.broadcast(_NEXT, order._replace(gone=self.gone()).to_json())
+        self.control.broadcast(_NEXT, order._replace(gone=self.gone()))
 
     def _end(self, order: Order, ending: Ending) -> None:
-        result = {**ending._asdict(), "failed": dict(ending.failed)}
-        self.control.broadcast(_commit_phase(order.step), result)
+        self.control.broadcast(_commit_phase(order.step), ending)
 
     def _conclude(self, order: Order, failure: BaseException | None) -> None:
         """Tell the others how the save ended; raise what they raise.
@@ -261,7 +260,7 @@ class Committer:
         own = self._part(job, order)
         self._cast(order, own.vote)
         phase = _commit_phase(order.step)
-        ending = Ending(**self.control.broadcast(phase))
+        ending = Ending(*self.control.broadcast(phase))
         if ending.failed:
             error = self._error(phase, ending.failed)
             self._discard(order, error)

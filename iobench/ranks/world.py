@@ -132,8 +132,8 @@ class _Names:
     launcher: str
     rank: str
     size: str
-    local_rank: tuple[str, ...]
-    local_size: tuple[str, ...]
+    local_rank: tuple[str, ...] = ()
+    local_size: tuple[str, ...] = ()
     node: tuple[str, ...] = ()
     nodes: tuple[str, ...] = ()
     job: tuple[str, ...] = ()
@@ -188,7 +188,6 @@ _LAUNCHERS = (
         # Of the step, which only srun makes: a batch script has SLURM_NTASKS, but is no rank.
         size="SLURM_STEP_NUM_TASKS",
         local_rank=("SLURM_LOCALID",),
-        local_size=(),
         node=("SLURM_NODEID",),
         nodes=("SLURM_STEP_NUM_NODES",),
         job=("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"),
@@ -197,7 +196,6 @@ _LAUNCHERS = (
         launcher="mpi",
         rank="OMPI_COMM_WORLD_RANK",
         size="OMPI_COMM_WORLD_SIZE",
-        local_rank=("OMPI_COMM_WORLD_LOCAL_RANK",),
         local_size=("OMPI_COMM_WORLD_LOCAL_SIZE",),
         job=("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"),
     ),
@@ -205,7 +203,6 @@ _LAUNCHERS = (
         launcher="mpi",
         rank="PMI_RANK",
         size="PMI_SIZE",
-        local_rank=("MPI_LOCALRANKID", "PMI_LOCAL_RANK"),
         local_size=("MPI_LOCALNRANKS", "PMI_LOCAL_SIZE"),
         job=("PMI_JOBID", "PALS_APID"),
     ),

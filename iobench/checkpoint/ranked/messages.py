@@ -8,8 +8,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -69,7 +68,7 @@ class Order(NamedTuple):
     serial: int = 0
     remote: bool = False
     limit_s: float | None = None
-    failed: Mapping[str, str] = MappingProxyType({})
+    failed: dict[str, str] | None = None
     gone: Sequence[int] = ()
 
     @property
@@ -77,19 +76,15 @@ class Order(NamedTuple):
         """The random name of the hidden directory: no other save has it."""
         return os.path.basename(self.directory.rstrip("/"))
 
-    def to_json(self) -> dict[str, Any]:
-        """Return it as `Order(**...)` takes it."""
-        return {**self._asdict(), "failed": dict(self.failed), "gone": list(self.gone)}
-
 
 class Ending(NamedTuple):
-    """What rank 0 says at the end of a save. `failed` has the errors of ranks; empty: it exists.
+    """What rank 0 says at the end of a save. `failed` has the errors of ranks; without, it exists.
 
     `again`: it is written to another place, with an order of its own. `probe`: bytes that each rank
     writes to the local tier now, to measure it.
     """
 
-    failed: Mapping[str, str] = MappingProxyType({})
+    failed: dict[str, str] | None = None
     again: bool = False
     probe: int = 0
 

@@ -82,6 +82,6 @@ def test_the_others_hear_of_dropped_saves_when_the_first_place_fails_at_once() -
     )
     committer.commit(save, cast(Content, SimpleNamespace(number=8, size_bytes=1)))
     order, ending = job.told
-    assert (order["number"], order["directory"], order["gone"]) == (8, "step-1", [7])
-    assert not ending["failed"]
+    assert (order.number, order.directory, order.gone) == (8, "step-1", [7])
+    assert not ending.failed
     assert save.status == "committed"
