@@ -74,7 +74,10 @@ def from_results(
     Raises ResultFileError when no setting has a save and a restore that count.
     """
     if not result.samples:
-        raise _nothing(result, _no_samples(result))
+        why = "it is of iobench train, and plans are made of the samples of iobench run"
+        failures = [f"{one.setting.name}: {one.why}" for one in result.failures]
+        no_samples = "; ".join(["it has no samples", *failures])
+        raise _nothing(result, why if result.training else no_samples)
     size = result.run.workload.full_bytes if size_bytes is None else size_bytes
     measured = _measured(result, size)
     names = labels(one.setting for one in measured)
@@ -117,13 +120,6 @@ def _nothing(result: ResultFile, why: str) -> ResultFileError:
     return ResultFileError(
         f"{result.path} has nothing to plan with: {why}; see iobench show {result.path}"
     )
-
-
-def _no_samples(result: ResultFile) -> str:
-    if result.training:
-        return "it is of iobench train, and plans are made of the samples of iobench run"
-    failures = [f"{one.setting.name}: {one.why}" for one in result.failures]
-    return "; ".join(["it has no samples", *failures])
 
 
 def _costs(save_s: float, restore_s: float, blocking_s: float | None) -> Costs:

@@ -115,7 +115,8 @@ def all_steady(samples: Iterable[Sample], round_s: float) -> bool:
         return False
     began_s = min(start_of(one) for same in series.values() for one in same)
     rounds = (rates_by_round(same, round_s, began_s) for same in series.values())
-    return all(_is_steady(steady_state(one)) for one in rounds)
+    states = map(steady_state, rounds)
+    return all(state is not None and state.steady for state in states)
 
 
 def over_time(saves: Sequence[Sample], of_run: Sequence[Sample], round_s: float) -> OverTime:
@@ -134,7 +135,7 @@ def over_time(saves: Sequence[Sample], of_run: Sequence[Sample], round_s: float)
         rounds=len(rounds),
         range=state.range if state else None,
         slope=state.slope if state else None,
-        steady=_is_steady(state),
+        steady=state is not None and state.steady,
         change=_change(saves, of_run, began_s),
     )
 
@@ -156,10 +157,6 @@ def _change(saves: Sequence[Sample], of_run: Sequence[Sample], began_s: float) -
         after_bytes_per_s=median(after),
         after_ci95_bytes_per_s=median_interval(after),
     )
-
-
-def _is_steady(state: SteadyState | None) -> bool:
-    return state is not None and state.steady
 
 
 def start_of(sample: Sample) -> float:

@@ -113,17 +113,14 @@ class RankClock:
     """The clock of rank 0, as this rank knows it."""
 
     def __init__(self, control: Control) -> None:
-        self._control = control
-        self._measure()
-
-    def _measure(self) -> None:
-        self.offset: ClockOffset = self._control.clock_offset()
-        self._at_s = time.monotonic()
+        self._control, self._at_s = control, -math.inf
+        self.refresh()
 
     def refresh(self) -> None:
-        """Measure the offset again, if that was long ago."""
+        """Measure the offset, unless that was not long ago."""
         if time.monotonic() - self._at_s > _MEASURE_EVERY_S:
-            self._measure()
+            self.offset: ClockOffset = self._control.clock_offset()
+            self._at_s = time.monotonic()
 
     def there(self, here_s: float) -> float:
         """Return the time of rank 0 at a moment of this rank's time.perf_counter."""
