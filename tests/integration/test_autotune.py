@@ -124,7 +124,7 @@ def test_a_bucket_that_is_not_there(tune, server, more: tuple[str, ...]) -> None
 @pytest.mark.parametrize("objective", ["balanced", "stall"])
 def test_objectives(tune, target, output, journal, objective: str) -> None:
     """Each objective measures what it is about."""
-    more = ("--max-bytes", "280MiB") if objective == "stall" else ()
+    more = ("--max-bytes", "80MiB") if objective == "stall" else ()
     document = tune(target, "--objective", objective, "--writer", "odirect", *more)
     assert document["baseline"] == "hybrid"
     assert document["confirmed"][0]["writer"] == "odirect"
