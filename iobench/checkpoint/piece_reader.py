@@ -6,7 +6,7 @@ import itertools
 import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Self, cast
 
@@ -14,7 +14,7 @@ import xxhash
 
 from iobench import linux
 from iobench.checkpoint.manifest import FileRecord
-from iobench.errors import DataMismatchError
+from iobench.errors import DataMismatchError, RankError
 from iobench.formats.tensor_slices import GAP_BYTES, room_for
 from iobench.ranks.control import ALONE, Control
 from iobench.ranks.exchange import HeldBytes, OtherRankError, Reader, Transport
@@ -113,7 +113,7 @@ class PieceReader:
     def finish(self) -> None:
         """Release the other ranks if this one failed before it read: they wait for it."""
         if not self._begun:
-            self._tell("pieces", {"error": "it failed before it read"})
+            self._reader.control.all_gather("pieces", {"error": "it failed before it read"})
 
     def _prepared(
         self,
@@ -135,7 +135,8 @@ class PieceReader:
                 images[numbers[path]] = WatchedImage(image, check.watch(window, pieces))
                 ranges += [Range(numbers[path], *run.range) for run in runs]
         except Exception as error:
-            self._reader.refuse(error)  # the others wait for what this rank wants
+            with suppress(RankError):  # the others wait for what this rank wants, and fail too
+                self._reader.control.all_gather("wanted", error=error)
             raise
         return window, images, ranges
 
@@ -168,16 +169,13 @@ class PieceReader:
         self, phase: str, value: dict[str, Any], error: BaseException | None = None
     ) -> list[Any]:
         """Return what all ranks told. Raises `error`, or DataMismatchError for that of others."""
-        every = self._tell(phase, value)
+        every = self._reader.control.all_gather(phase, value)
         if error is not None:
             raise error
         failed = {rank: one["error"] for rank, one in enumerate(every) if one.get("error")}
         if failed:
             raise DataMismatchError("; ".join(f"rank {r}: {text}" for r, text in failed.items()))
         return every
-
-    def _tell(self, phase: str, value: dict[str, Any]) -> list[Any]:
-        return self._reader.control.all_gather(phase, value)
 
 
 @contextmanager

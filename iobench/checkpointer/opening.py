@@ -18,8 +18,7 @@ from iobench.checkpoint.persister import Persister, Snapshot, newest
 from iobench.checkpoint.place import LocalPlace, Place, SaveParticipant
 from iobench.checkpoint.ranked.dcp_files import DcpFormat
 from iobench.checkpoint.ranked.messages import Committed, Turns
-from iobench.checkpoint.ranked.plan import Planning
-from iobench.checkpoint.ranked.slice_planner import CutPlanner
+from iobench.checkpoint.ranked.plan import CutPlanner, Planning
 from iobench.checkpoint.retention import KeepAll, Retention
 from iobench.checkpoint.save import OnEvent, Save
 from iobench.checkpoint.schedule import Schedule

@@ -11,7 +11,7 @@ import torch
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
 from torch.distributed.checkpoint.planner import SavePlan, WriteItem
 
-from iobench.checkpoint.ranked.slice_planner import BLOCK_SIZE, CutPlanner, chunk_of
+from iobench.checkpoint.ranked.plan import BLOCK_SIZE, CutPlanner, chunk_of
 
 __all__ = ["SlicePlanner"]
 

@@ -26,7 +26,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -428,6 +428,13 @@ def _seconds(variable: str, default_s: float) -> float:
     return seconds
 
 
+def some_ranks(ranks: Sequence[int]) -> str:
+    """Return `rank 3`, or `ranks 3, 5`, with the first 20 of them."""
+    shown = ", ".join(map(str, ranks[:_MOST_SHOWN]))
+    more = f" and {len(ranks) - _MOST_SHOWN} more" if len(ranks) > _MOST_SHOWN else ""
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {shown}{more}"
+
+
 def _await_ranks(hub: Hub, size: int, deadline_s: float) -> None:
     """Warn of the ranks that have not connected. Raises RankError if rank 0 stays alone.
 
@@ -438,13 +445,11 @@ def _await_ranks(hub: Hub, size: int, deadline_s: float) -> None:
     missing = hub.missing(_PATIENCE_S)
     if not missing or hub.broken:
         return
-    shown = ", ".join(map(str, missing[:_MOST_SHOWN]))
-    more = "" if len(missing) <= _MOST_SHOWN else f" and {len(missing) - _MOST_SHOWN} more"
     together = not os.environ.get(_CONNECT) and _groups_are_initialized()
     end_s = _ALONE_S if together and len(missing) == size - 1 else deadline_s
     warnings.warn(
-        f"rank 0 waits for ranks {shown}{more}: they have not connected within {_PATIENCE_S:g} s, "
-        f"and rank 0 fails after {end_s:g} s ({_CONNECT} gives another time); {calls.EVERY_RANK}",
+        f"rank 0 waits for {some_ranks(missing)}: not connected within {_PATIENCE_S:g} s; "
+        f"rank 0 fails after {end_s:g} s ({_CONNECT} gives another time); {calls.EVERY_RANK}",
         RuntimeWarning,
         stacklevel=3,
     )

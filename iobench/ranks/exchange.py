@@ -16,7 +16,6 @@ import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from operator import attrgetter
@@ -475,11 +474,6 @@ class Reader:
         None for one rank, and without bytes.
         """
         return self._stored / self._distinct if self._distinct and self.control.many else None
-
-    def refuse(self, error: Exception) -> None:
-        """Take part in a `read` of the others with `error`, which raises RankError in them."""
-        with suppress(RankError):
-            self.control.all_gather("wanted", None, error=error)
 
     def _parts(self, own: Sequence[Range]) -> list[Shared]:
         """Return what each rank wants. Equal ranges, as of replicated state, are sent once."""

@@ -21,14 +21,18 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
+
+import msgspec
+import xxhash
 
 from iobench import linux
+from iobench.checkpoint.checksums import compared
+from iobench.checkpoint.ranked.messages import Part
 from iobench.checkpoint.ranked.plan import data_file
 from iobench.environment.memory import available_bytes
 from iobench.errors import ReplicaError, TargetError, transfer_errors
 from iobench.ranks.rendezvous import runtime_directory, runtime_path
-from iobench.replicas.recovery import SaveHeader, Version
 from iobench.text import parse_json
 from iobench.units import GIB, format_size
 from iobench.writers.image import FileImage
@@ -50,6 +54,47 @@ def job_of(location: str, environ: Mapping[str, str] | None = None) -> str:
     found = os.environ if environ is None else environ
     run = next((found[name] for name in _RUN_IDS if found.get(name)), "")
     return f"{run} {location}"
+
+
+class Version(NamedTuple):
+    """One save of all ranks. Of two saves of a run, the later one has the greater `serial`.
+
+    `attempt` is the token of the start of the job that made it. A step that was saved twice, before
+    and after a restart, has two versions; their bytes are never mixed.
+    """
+
+    serial: int
+    step: int
+    attempt: str
+
+
+class SaveHeader(msgspec.Struct, frozen=True, kw_only=True):
+    """The part manifest of a rank. That of rank 0 has the table of the tensors of all ranks too."""
+
+    part: Part
+    created_s: float
+    table: str | None = None
+
+    def to_bytes(self) -> bytes:
+        """Return the header as JSON, with a checksum of it in front."""
+        text = msgspec.json.encode(self)
+        return xxhash.xxh3_64_digest(text) + text
+
+    @classmethod
+    def parse(cls, data: bytes, where: str) -> SaveHeader:
+        """Return the header in `data`. Raises ReplicaError for damage."""
+        checksum, text = data[:8], data[8:]
+        if xxhash.xxh3_64_digest(text) != checksum:
+            raise ReplicaError(f"{where}: the header is damaged")
+        try:
+            return msgspec.json.decode(text, type=cls)
+        except msgspec.DecodeError as error:
+            raise ReplicaError(f"{where}: the header is of another version ({error})") from error
+
+    def check(self, image: FileImage) -> None:
+        """Raise DataMismatchError unless the bytes are those of the part."""
+        with compared(image, self.part.file, f"the replica of rank {self.part.rank}"):
+            pass  # they are there already
 
 
 class ReplicaDirectory:

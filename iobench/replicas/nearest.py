@@ -18,14 +18,8 @@ from iobench.errors import IobenchError
 from iobench.ranks.control import Control
 from iobench.remote.snapshot_memory import MemoryReader
 from iobench.remote.tiered_store import MendedReader
-from iobench.replicas.recovery import (
-    MemoryCopy,
-    RecoveryPlan,
-    SaveHeader,
-    Version,
-    recovery_plan,
-)
-from iobench.replicas.replicator import Replicator
+from iobench.replicas.directory import SaveHeader, Version
+from iobench.replicas.replicator import MemoryCopy, RecoveryPlan, Replicator, recovery_plan
 from iobench.writers.base import CopyReader, Writer
 from iobench.writers.image import FileImage
 

@@ -6,11 +6,11 @@ import queue
 import threading
 import time
 import warnings
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -22,13 +22,18 @@ from iobench.checkpoint.ranked.plan import data_file
 from iobench.checkpoint.rate_limit import RateLimit
 from iobench.checkpoint.save import Save
 from iobench.errors import IobenchError, RankError, ReplicaError
-from iobench.ranks.control import Control
+from iobench.ranks.control import Control, some_ranks
 from iobench.ranks.exchange import HeldBytes, Reader, Transport
 from iobench.ranks.restore_plan import Range
 from iobench.remote.snapshot_memory import MemoryReader
-from iobench.replicas.directory import ReplicaDirectory, job_of, remove_unused
+from iobench.replicas.directory import (
+    ReplicaDirectory,
+    SaveHeader,
+    Version,
+    job_of,
+    remove_unused,
+)
 from iobench.replicas.partner import Partner
-from iobench.replicas.recovery import MemoryCopy, RecoveryPlan, SaveHeader, Version
 from iobench.units import MIB
 from iobench.writers.image import Bytes, FileImage
 
@@ -36,6 +41,61 @@ _ROUND_S = 24 * 3600.0  # a lost rank is known long before
 _CLOSE_S = 300.0
 _NICE = 10
 _REMEMBERED = 1000
+
+
+class MemoryCopy(NamedTuple):
+    """The complete bytes of `rank`, one of `ranks` that saved, in the memory of `node`."""
+
+    version: Version
+    rank: int
+    ranks: int
+    node: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecoveryPlan:
+    """Where the bytes of every rank of one version are.
+
+    `ranks` is the number of ranks that saved; None when only storage knows it. `holders` has the
+    nodes with a rank's bytes. `passed_over` has newer versions that are not complete, with the
+    reasons.
+    """
+
+    version: Version
+    ranks: int | None
+    stored: bool
+    holders: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    passed_over: tuple[tuple[Version, str], ...] = ()
+
+
+def recovery_plan(
+    memory: Iterable[MemoryCopy], stored: Collection[Version] = ()
+) -> RecoveryPlan | None:
+    """Return the plan for the newest version of which every rank's bytes can be had.
+
+    A rank's bytes can be had from memory, and those of a version that is `stored` from storage.
+    None when no version is complete.
+    """
+    found: dict[Version, list[MemoryCopy]] = {version: [] for version in stored}
+    for copy in memory:
+        found.setdefault(copy.version, []).append(copy)
+    passed: list[tuple[Version, str]] = []
+    for version, copies in sorted(found.items(), reverse=True):
+        holders: dict[int, set[int]] = defaultdict(set)
+        for copy in copies:
+            holders[copy.rank].add(copy.node)
+        ranks = max((copy.ranks for copy in copies), default=None)
+        lost = [rank for rank in range(ranks or 0) if rank not in holders]
+        if version in stored or not lost:
+            return RecoveryPlan(
+                version=version,
+                ranks=ranks,
+                stored=version in stored,
+                holders={rank: tuple(sorted(nodes)) for rank, nodes in holders.items()},
+                passed_over=tuple(passed),
+            )
+        passed.append((version, f"no source has the bytes of {some_ranks(lost)}"))
+    return None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -182,7 +182,7 @@ import os, sys
 from pathlib import Path
 from iobench.errors import ReplicaError
 from iobench.replicas.directory import ReplicaDirectory
-from iobench.replicas.recovery import Version
+from iobench.replicas.directory import Version
 Path(sys.argv[1], "cgroup.procs").write_text(str(os.getpid()))  # what was imported counts elsewhere
 directory, step, taken = ReplicaDirectory(Path(sys.argv[3])), int(sys.argv[2]), 0
 try:

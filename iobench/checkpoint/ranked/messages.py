@@ -117,6 +117,7 @@ def shown(failure: BaseException) -> str:
 
 
 _LOOK_AGAIN_S = 0.05
+_ENDED = (LeaseState.DONE, LeaseState.FAILED, LeaseState.LOST)
 
 
 class Turns:
@@ -169,7 +170,7 @@ class Turns:
 
     def remember(self, lease: Lease[Any]) -> None:
         """Record a snapshot of this rank, which rank 0 may announce."""
-        left = {n: one for n, one in self._waiting.copy().items() if not _has_ended(one)}
+        left = {n: one for n, one in self._waiting.copy().items() if one.state not in _ENDED}
         self._waiting = {**left, lease.item.number: lease}
 
     def arrived(self) -> None:
@@ -199,7 +200,3 @@ class Turns:
     def forget(self, number: int) -> None:
         """Record that the thread knows of a dropped snapshot."""
         self._dropped.discard(number)
-
-
-def _has_ended(lease: Lease[Any]) -> bool:
-    return lease.state in (LeaseState.DONE, LeaseState.FAILED, LeaseState.LOST)

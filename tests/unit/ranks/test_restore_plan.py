@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iobench.checkpoint.ranked.slice_planner import boxes, cut_bytes
+from iobench.checkpoint.ranked.plan import boxes, cut_bytes
 from iobench.errors import OptionError
 from iobench.ranks.restore_plan import (
     MAX_IMBALANCE,

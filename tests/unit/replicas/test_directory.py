@@ -14,8 +14,7 @@ import pytest
 
 from iobench.errors import ReplicaError, TargetError
 from iobench.replicas import directory as module
-from iobench.replicas.directory import ReplicaDirectory, remove_unused, replica_directories
-from iobench.replicas.recovery import Version
+from iobench.replicas.directory import ReplicaDirectory, Version, remove_unused, replica_directories
 from iobench.units import GIB, MIB
 from iobench.writers.image import FileImage
 

@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from iobench.errors import OptionError, ReplicaError, UsageError
+from iobench.replicas.directory import SaveHeader, Version
 from iobench.replicas.partner import Partner, partner_nodes
-from iobench.replicas.recovery import MemoryCopy, SaveHeader, Version, recovery_plan
+from iobench.replicas.replicator import MemoryCopy, recovery_plan
 
 _OLD, _NEW = Version(1, 10, "a"), Version(2, 20, "a")
 Copies = list[MemoryCopy]

@@ -16,9 +16,9 @@ from iobench.checkpoint.restore import Candidates, restore
 from iobench.checkpoint.store import Checkpoints, DirectoryStore
 from iobench.errors import DataMismatchError, TargetError
 from iobench.ranks.control import ALONE
+from iobench.replicas.directory import SaveHeader, Version
 from iobench.replicas.nearest import ReplicaCandidates
-from iobench.replicas.recovery import MemoryCopy, RecoveryPlan, SaveHeader, Version
-from iobench.replicas.replicator import Replicator
+from iobench.replicas.replicator import MemoryCopy, RecoveryPlan, Replicator
 from iobench.writers.buffered import BufferedWriter
 
 
