@@ -183,14 +183,14 @@ def test_a_handler_saves_while_slots_are_allocated(
 ) -> None:
     """It takes another slot than the one that is being mapped, and both are written."""
     trainer = _Trainer()
-    mapped = slots._map
+    mapped = slots.fresh_pages
 
-    def interrupted(size_bytes: int) -> object:
+    def interrupted(size_bytes: int, *, huge: bool) -> object:
         signal.raise_signal(signal.SIGUSR1)
-        return mapped(size_bytes)
+        return mapped(size_bytes, huge=huge)
 
     on_signal(lambda: trainer.save(1))
-    monkeypatch.setattr(slots, "_map", interrupted)
+    monkeypatch.setattr(slots, "fresh_pages", interrupted)
     trainer.save(2)
     trainer.finish()
     assert sorted(trainer.written) in ([1, 2], [2])
