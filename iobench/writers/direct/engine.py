@@ -197,9 +197,9 @@ class BlockingEngine(DirectEngine):
 class RingEngine(DirectEngine):
     """At most `iodepth` pieces are in flight on a ring.
 
-    A block is filled before a place in the queue is free: so one block more than `iodepth` is in
-    use. The ring belongs to the calling thread. KeyboardInterrupt must not occur inside, see
-    InFlight.
+    The device does not wait for copies: a block is filled before a place in the queue is free, and
+    copied out after the next piece has started. So one block more than `iodepth` is in use. The
+    ring belongs to the calling thread. KeyboardInterrupt must not occur inside, see InFlight.
     """
 
     def __init__(
@@ -215,21 +215,37 @@ class RingEngine(DirectEngine):
         super().__init__(pool, meter, path=path)
         self._iodepth = iodepth
         self._in_flight = InFlight(ring, writes=writes, path=path, meter=meter)
+        self._read: list[Callable[[], None]] = []
+        """Calls `on_complete` of the pieces that were read, which copies them out."""
 
-    def _start(self, operation: DirectOperation, *, writes: bool) -> None:  # noqa: ARG002 -- of the ring
+    def _start(self, operation: DirectOperation, *, writes: bool) -> None:
+        ended = operation.on_complete
+        if not writes:
+            operation.on_complete = lambda ok: self._read.append(functools.partial(ended, ok))
         try:
             while len(self._in_flight) >= self._iodepth:
                 self._in_flight.wait_one()
         except BaseException:
-            operation.on_complete(False)
+            ended(False)
             raise
         self._in_flight.submit(operation)
+        self._copy_out()
+
+    def _copy_out(self) -> None:
+        while self._read:
+            self._read.pop()()
 
     def __len__(self) -> int:
         return len(self._in_flight)
 
     def wait_one(self) -> None:
-        self._in_flight.wait_one()
+        try:
+            self._in_flight.wait_one()
+        finally:
+            self._copy_out()
 
     def close(self, failure: BaseException | None = None) -> None:
-        self._in_flight.close(failure)
+        try:
+            self._in_flight.close(failure)
+        finally:
+            self._copy_out()

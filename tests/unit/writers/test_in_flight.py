@@ -275,6 +275,25 @@ def test_blocks_are_filled_before_the_queue_has_room() -> None:
     assert bytes(ring.file) == memory[: 5 * _PIECE].tobytes()
 
 
+def test_the_next_read_starts_before_a_copy() -> None:
+    """When a read completes, the next one starts before the block is copied out."""
+    in_flight: list[int] = []
+
+    class Watched(FileImage):
+        def scatter(self, start: int, stop: int, block: Bytes) -> int:
+            in_flight.append(len(ring.queued))
+            return super().scatter(start, stop, block)
+
+    data = content(16 * _PIECE)
+    image = Watched.of("image", [_memory(16 * _PIECE, staged=True)])
+    ring = _ring(bytearray(data.tobytes()))
+    with _engine(ring, 8, BlockPool(_PIECE), writes=False) as engine:
+        engine.read(_FILE, Extent(image, 0, 16 * _PIECE, 0))
+        assert in_flight == [8] * 8
+        engine.drain()
+    assert in_flight[8:] == [7, 6, 5, 4, 3, 2, 1, 0]
+
+
 def test_closed_without_drain() -> None:
     """Operations in flight are awaited; their ranges complete as failed."""
     image, pool = FileImage.of("image", [_memory(4 * _PIECE, staged=True)]), CountedPool(_PIECE)
