@@ -1,4 +1,4 @@
-"""Replicator: keeps the last snapshot of every rank in memory, on its node and on another one."""
+"""Replicator: the last snapshot of every rank, on two nodes, and the plan of what is restored."""
 
 from __future__ import annotations
 
