@@ -163,6 +163,10 @@ class CutImage(ManyParts):
         assert last == first + 1, "only `in_one_piece` has views"
         return [self._cuts[first].memory[begin:end]]
 
+    def room(self, start: int, stop: int) -> list[AnyMemory]:
+        """Return memory of whole slices, also at the ends: the gaps in a part have none."""
+        return [cut.memory for cut in self._overlapping(start, stop)]
+
     @contextmanager
     def incoming(self, start: int, stop: int, meter: Meter) -> Iterator[list[Bytes]]:
         if self.in_one_piece(start, stop):
@@ -174,10 +178,13 @@ class CutImage(ManyParts):
             self.scatter(start, stop, block)
 
     def scatter(self, start: int, stop: int, block: Bytes) -> int:
-        first = max(0, bisect.bisect_right(self._starts, start) - 1)
-        for cut in itertools.islice(self._cuts, first, bisect.bisect_left(self._starts, stop)):
+        for cut in self._overlapping(start, stop):
             cut.take(block[: stop - start], start)
         return stop - start
+
+    def _overlapping(self, start: int, stop: int) -> Iterator[CutPart]:
+        first = max(0, bisect.bisect_right(self._starts, start) - 1)
+        return itertools.islice(self._cuts, first, bisect.bisect_left(self._starts, stop))
 
 
 def rows_of(whole: torch.Tensor, some: Sequence[Span]) -> torch.Tensor:

@@ -177,6 +177,10 @@ class FileImage:
             index += 1
         return found
 
+    def room(self, start: int, stop: int) -> list[AnyMemory]:
+        """Return the memory that a read of the bytes [start, stop) fills, in file order."""
+        return self.pieces(start, stop)
+
     def _check_range(self, start: int, stop: int) -> None:
         if not 0 <= start <= stop <= self.size_bytes:
             raise IndexError(f"[{start}, {stop}) of an image of {self.size_bytes} bytes")
@@ -303,6 +307,9 @@ class WrappedImage(FileImage):
 
     def pieces(self, start: int, stop: int) -> list[AnyMemory]:
         return self._image.pieces(start, stop)
+
+    def room(self, start: int, stop: int) -> list[AnyMemory]:
+        return self._image.room(start, stop)
 
     def in_one_piece(self, start: int, stop: int) -> bool:
         return self._image.in_one_piece(start, stop)

@@ -110,6 +110,9 @@ class SliceImage(FileImage):
         self._check_range(start, stop)
         return self._whole.pieces(self._begin + start, self._begin + stop)
 
+    def room(self, start: int, stop: int) -> list[AnyMemory]:
+        return self._whole.room(self._begin + start, self._begin + stop)
+
     def in_one_piece(self, start: int, stop: int) -> bool:
         return self._whole.in_one_piece(self._begin + start, self._begin + stop)
 

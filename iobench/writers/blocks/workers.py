@@ -91,7 +91,7 @@ class _Ahead:
         """Yield how much is read before it, and the memory of whole pages, a few at a time."""
         read = 0
         for image, ranges in self._reads:
-            for memory in itertools.chain.from_iterable(image.pieces(*one) for one in ranges):
+            for memory in itertools.chain.from_iterable(image.room(*one) for one in ranges):
                 if isinstance(memory, np.ndarray) and len(memory) >= HUGE_PAGE:  # not on a device
                     base = memory.ctypes.data
                     last = len(memory) - (base + len(memory)) % self._page

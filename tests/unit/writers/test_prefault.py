@@ -16,7 +16,9 @@ import pytest
 import torch
 
 from iobench import linux
+from iobench.bench.data.sliced_files import SliceImage
 from iobench.formats import safetensors
+from iobench.formats.tensor_slices import CutImage, CutPart, spans
 from iobench.units import MIB
 from iobench.writers.blocks import workers
 from iobench.writers.blocks.pages import HUGE_PAGE, fresh_pages, in_huge_pages
@@ -101,6 +103,26 @@ def test_several_files(lead: int) -> None:
         wait_for(parts[1], 0)
         wait_for(parts[2], 0)
     assert [pages(one) for one in parts] == [[False] * 4, [True] * 4, [True] * 4]
+
+
+@pytest.mark.parametrize("sliced", [False, True])
+def test_columns_of_a_file(lead: int, sliced: bool) -> None:
+    """A cut by columns has less memory than its part of the file has bytes: all of it gets pages.
+
+    Also if the file is read in slices, each of which ends within a part.
+    """
+    whole = torch.empty(2048, 32 * HUGE_PAGE // 2048, dtype=torch.uint8, device="meta")
+    parts = []
+    for number, columns in enumerate(whole.chunk(2, dim=1)):
+        memory = fresh_pages(lead * 4, huge=False)
+        (span,) = spans(columns)
+        into = torch.from_numpy(memory).view(columns.shape)
+        parts.append(CutPart(number * whole.numel(), span, into))
+    cut = CutImage("file", 2 * whole.numel(), parts)
+    ((start, stop),) = cut.ranges
+    image = SliceImage(cut, 0, stop, "file") if sliced else cut
+    with faulted_ahead([(image, [(start, lead), (lead, stop)])]):
+        wait_for(parts[1].memory, 0)
 
 
 @pytest.mark.usefixtures("lead")
