@@ -212,8 +212,8 @@ def tiers_status(directory: Path) -> TiersStatus:
     opened = next((one for one in reversed(events) if one.event == "remote"), None)
     if opened is None:
         raise UsageError(
-            f"{directory}: no Checkpointer has copied checkpoints from here, and no process of "
-            'this user here holds memory of this run; tiers=[Remote("s3://bucket/run")] copies them'
+            f"{directory}: no Checkpointer has copied checkpoints from here; "
+            'tiers=[Remote("s3://bucket/run")] copies them'
         )
     events = [one for one in events if one.remote == opened.where]
     manifests = {step: readable_manifest(store, step) for step in steps}

@@ -82,9 +82,6 @@ class MemorySlot(Slot):
         return bool(self.number < other.number)
 
 
-def _no_notice() -> None: ...
-
-
 class MemoryPool(SlotPool):
     """As many slots as the memory tiers hold. A slot is in the first tier with room for it.
 
@@ -107,8 +104,6 @@ class MemoryPool(SlotPool):
         self._spare = min((available_bytes() or 0) // _SPARE_PART, _MOST_SPARE)
         self._numbers = itertools.count()
         self._counted = 0
-        self.changed: Callable[[], object] = _no_notice
-        """Called after each change of its use."""
 
     def slots(self) -> list[MemorySlot]:
         """Return the slots that have memory, those that were made first first. In any thread."""
@@ -199,7 +194,6 @@ class MemoryPool(SlotPool):
         except BaseException:
             self.give(slot)
             raise
-        self.changed()
         return slot
 
     def _fastest(self) -> MemorySlot | None:
@@ -218,7 +212,6 @@ class MemoryPool(SlotPool):
             slot.free()
         else:
             self._free.append(slot)
-        self.changed()
 
     def free(self) -> None:
         """Free the memory of the free slots."""
@@ -242,8 +235,3 @@ class MemoryPool(SlotPool):
 
     def _bytes(self, tier: MemoryTier, which: Callable[[MemorySlot], bool]) -> int:
         return sum(len(one.memory) for one in self.slots() if one.tier == tier.name and which(one))
-
-    def close(self) -> None:
-        """Free the memory of the free slots; no more notice is given."""
-        self.free()
-        self.changed = _no_notice

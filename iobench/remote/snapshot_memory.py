@@ -23,7 +23,6 @@ from iobench.ranks.world import World
 from iobench.remote.local_tier import LocalTier
 from iobench.remote.memory import Memory, MemoryTier
 from iobench.remote.memory_pool import Kept, MemoryPool, MemorySlot
-from iobench.remote.memory_status import MemoryStatusFile
 from iobench.remote.tiered_store import MendedReader
 from iobench.units import MIB
 from iobench.writers.base import CopyReader, ImageSource, Source
@@ -46,7 +45,6 @@ class SnapshotMemory:
     """
 
     def __init__(self, memories: Sequence[Memory], world: World) -> None:
-        self._ranks = world.size
         tiers = [MemoryTier(one, sharers=world.local_size) for one in memories]
         self.pool = MemoryPool(tiers, sharers=world.local_size, alone=world.size == 1)
 
@@ -72,9 +70,6 @@ class SnapshotMemory:
         self._newest_first = newest_first
         self._ledger, self._keep, self._store, self._local = ledger, keep, store, local
         self._stored = stored
-        if ledger is not None and isinstance(store, DirectoryStore):
-            status = MemoryStatusFile(self.pool, store.directory, ranks=self._ranks)
-            self.pool.changed = status.update
 
         def kept(snapshot: Snapshot) -> None:
             found = persist(snapshot)

@@ -394,7 +394,7 @@ def test_the_command(local, remote, iobench_inside) -> None:
     assert "what was trained after step 7" in shown.stdout
     (one,) = found["checkpoints"]
     assert (one["step"], one["local"], one["remote"]) == (7, "durable", "verified")
-    assert (found["steps_at_risk"], found["backlog_s"], found["memory"]) == (0, 0.0, None)
+    assert (found["steps_at_risk"], found["backlog_s"]) == (0, 0.0)
     assert (found["directory"], found["remote"]) == (str(local), str(remote))
     refused = iobench_inside("tiers", remote)
     assert refused.returncode == 2
