@@ -87,6 +87,7 @@ def html(document: Document) -> str:
         .render(
             page=document,
             generator=f"{GENERATOR} {__version__}",
+            version=__version__,
             scripts=[Markup(one) for one in scripts],  # ours, not the record's
             policy=Markup(" ".join(map(content_hash, scripts))),
             style=Markup(styles.render(scheme=SCHEME, dark=DARK)),
