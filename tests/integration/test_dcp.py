@@ -19,7 +19,7 @@ from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
 
 from iobench.errors import DataMismatchError, TargetError, TransferError, UsageError
 from iobench.formats import read_ahead
-from iobench.integrations import dcp_reader
+from iobench.integrations import dcp as ours
 from iobench.integrations.dcp import StorageReader, StorageWriter
 from iobench.writers.blocks.pages import pages_to_read_into
 from iobench.writers.buffered import BufferedWriter
@@ -112,7 +112,7 @@ def test_stocks_is_read_by_us(tmp_path, name: str, monkeypatch) -> None:
     dcp.save(state, storage_writer=FileSystemWriter(tmp_path, thread_count=2), no_dist=True)
     assert_equal(loaded(StorageReader(tmp_path, name), state), state)
     for at_once in (4096, 1 << 17):
-        monkeypatch.setattr(dcp_reader, "_AT_ONCE", at_once)
+        monkeypatch.setattr(ours, "_AT_ONCE", at_once)
         reader = StorageReader(tmp_path, make(name))
         assert_equal(loaded(reader, state), state)
         assert len(reader.transfers) > 2
@@ -129,8 +129,8 @@ def test_two_pieces_of_memory_serve_all_runs(tmp_path, monkeypatch) -> None:
         made.append(size_bytes)
         return pages_to_read_into(size_bytes)
 
-    monkeypatch.setattr(dcp_reader, "pages_to_read_into", counted)
-    monkeypatch.setattr(dcp_reader, "_AT_ONCE", 1 << 16)
+    monkeypatch.setattr(ours, "pages_to_read_into", counted)
+    monkeypatch.setattr(ours, "_AT_ONCE", 1 << 16)
     reader = StorageReader(tmp_path, "odirect")
     assert_equal(loaded(reader, state), state)
     assert len(reader.transfers) > 8

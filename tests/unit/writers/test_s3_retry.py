@@ -15,7 +15,7 @@ from iobench.errors import (
     TransferError,
     UnavailableError,
 )
-from iobench.integrations.dcp_files import DcpStorage
+from iobench.integrations.dcp import DcpStorage
 from iobench.writers.s3 import S3Writer
 from iobench.writers.s3_store import client
 from iobench.writers.s3_store.client import THROTTLED, S3Client, S3Options, delay_s, retried
