@@ -17,6 +17,7 @@ from iobench.bench.targets.base import Target
 from iobench.environment.memory import available_bytes
 from iobench.environment.software import fio_version
 from iobench.errors import OptionError, TargetError, UsageError
+from iobench.results.records import WorldFacts
 from iobench.units import GIB, MIB, format_size
 from iobench.workloads import Workload
 from iobench.workloads.specs import FileSpec, size_of
@@ -34,14 +35,6 @@ _PROCESS_BYTES = 256 * MIB  # of a job in a child process: torch and the writers
 _POOL_SHARE = 0.5  # of the available memory, for the data of a run
 _UNKNOWN_MEMORY = 2 * GIB  # available where the kernel does not report it
 _ALIKE = 0.9  # of the bytes of the largest rank; each rank must write at least this part
-
-
-@dataclass(frozen=True, kw_only=True)
-class WorldSize:
-    """The ranks of a launcher that take part: `size` of them, at most `local` on one node."""
-
-    size: int
-    local: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,8 +65,8 @@ class Plan:
     """The name or file by which another process loads the workload."""
     rules: Rules | None = None
     """The rules of a published benchmark that the run keeps."""
-    world: WorldSize | None = None
-    """The ranks that take part; None for a run of this process and its children."""
+    world: WorldFacts | None = None
+    """The ranks of a launcher that take part; None for a run of this process and its children."""
 
     @cached_property
     def variants(self) -> tuple[Variant, ...]:

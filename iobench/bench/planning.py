@@ -23,11 +23,11 @@ from iobench.bench.plan import (
     DEFAULT_SECONDS,
     RESERVE,
     Plan,
-    WorldSize,
     first_of_each_target,
 )
 from iobench.bench.targets.base import Location, Target
 from iobench.errors import TargetError, UsageError
+from iobench.results.records import WorldFacts
 from iobench.units import GIB, MIB, format_rate, format_seconds, format_size, parse_size
 from iobench.verification.imported import is_path, load_workload
 from iobench.workloads import FileSpec, TensorSpec, Workload
@@ -138,7 +138,7 @@ def make_plan(
     baseline: str | None = None,
     axes: Axes | None = None,
     rules: Rules | None = None,
-    world: WorldSize | None = None,
+    world: WorldFacts | None = None,
 ) -> Plan:
     """Return a checked plan: names known, writers available, targets writable and large enough.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Literal, Self, cast
+from typing import Literal, cast
 
 from iobench.errors import UnknownNameError
 from iobench.stats.estimates import Interval
@@ -22,26 +22,10 @@ class Answer(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Side:
-    """One side of a claim: a writer, and its mode in the syntax of `iobench train`."""
-
-    writer: str = ""
-    mode: str = "none"
-
-    @classmethod
-    def parse(cls, text: str) -> Self:
-        """Parse `hybrid lazy=1`, or `none`."""
-        writer, _, mode = text.rpartition(" ")
-        return cls(writer=writer, mode=mode)
-
-    def __str__(self) -> str:
-        return f"{self.writer} {self.mode}".strip()
-
-
-@dataclass(frozen=True, kw_only=True)
 class Claim:
     """One published figure, `value`, for checkpoints of `workload`: `ours` compared with `theirs`.
 
+    Each is a writer and its mode in the syntax of `iobench train`: `hybrid lazy=1`, or `none`.
     - `save`, `restore`: how many times as fast, at least
     - `stall`: how many times shorter, at least
     - `wall clock`: the share of the wall clock of training that is saved, at least
@@ -52,8 +36,8 @@ class Claim:
     workload: str
     measure: ClaimMeasure
     value: float
-    ours: Side
-    theirs: Side
+    ours: str
+    theirs: str
 
     @property
     def ratio(self) -> float:
@@ -150,8 +134,8 @@ def _study(name: str, source: str, every: str, *, interval_claimed: bool = False
             workload=workload,
             measure=cast(ClaimMeasure, measure),
             value=float(value),
-            ours=Side.parse(ours),
-            theirs=Side.parse(theirs),
+            ours=ours,
+            theirs=theirs,
         )
         for of, workload, text, measure, value, ours, theirs in rows
         if of == name

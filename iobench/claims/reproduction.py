@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from iobench.bench.judging.floors import Floor, floors_beside
 from iobench.bench.judging.verdict import WRONG_BYTES, VerdictStatus, has_wrong_bytes, judged
-from iobench.claims.claims import Answer, Claim, ClaimFinding, Side, Study
+from iobench.claims.claims import Answer, Claim, ClaimFinding, Study
 from iobench.errors import ResultFileError
 from iobench.results import Operation, ResultFile, TrainBlock
 from iobench.results.setting import Setting, labels
@@ -106,19 +106,14 @@ def _seconds(
     return {number: seconds for number, seconds in found.items() if seconds is not None}
 
 
-def _blocks(result: ResultFile, side: Side) -> dict[int, TrainBlock]:
-    blocks = [block for block in result.training if _side(block) == side]
+def _blocks(result: ResultFile, side: str) -> dict[int, TrainBlock]:
+    blocks = [block for block in result.training if f"{block.writer} {block.how}".strip() == side]
     _check_one_setting(result, f"blocks of {side}", [one.setting for one in blocks])
     return {
         block.repetition: block
         for block in blocks
         if block.losses_equal and block.resumed_equal is not False
     }
-
-
-def _side(block: TrainBlock) -> Side:
-    mode = f"{block.mode}={block.slots}" if block.slots else block.mode
-    return Side(writer=block.writer, mode=mode)
 
 
 def _setting(claim: Claim, result: ResultFile) -> str:
@@ -194,7 +189,7 @@ def _record(results: Sequence[ResultFile], workload: str, *, trained: bool) -> R
 
 def _judge_files(claim: Claim, result: ResultFile) -> ClaimFinding:
     operation: Operation = "restore" if claim.measure == "restore" else "save"
-    ours, theirs = claim.ours.writer, claim.theirs.writer
+    ours, theirs = (side.split()[0] for side in (claim.ours, claim.theirs))
     fast, slow = (_valid(result, writer, operation) for writer in (ours, theirs))
     floor = floors_beside(result)((operation, None, None), None)
     what = f"a valid {operation} of both {ours} and {theirs}"

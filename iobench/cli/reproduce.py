@@ -107,7 +107,7 @@ def _files(claims: Sequence[Claim], target: str, size: str | None, repeat: int) 
 
     plan = make_plan(
         workload=claims[0].workload,
-        writers=f"{claims[0].theirs.writer},{claims[0].ours.writer}",
+        writers=",".join(side.split()[0] for side in (claims[0].theirs, claims[0].ours)),
         target=target,
         size=size,
         repeat=repeat,
@@ -129,7 +129,7 @@ def _training(
     sides = dict.fromkeys(side for claim in claims for side in (claim.theirs, claim.ours))
     session = make_session(
         workload=claims[0].workload,
-        arms=[arm_of(side.writer, side.mode) for side in sides],
+        arms=[arm_of(side) for side in sides],
         target=Path(target),
         size=size,
         steps=whole_intervals(about.intervals * int(about.every), int(about.every))

@@ -187,7 +187,7 @@ def run(
                     baseline=baseline,
                     axes=axes,
                     rules=kept,
-                    world=None if ranks is None else ranks.members.world,
+                    world=None if ranks is None else ranks.members.facts,
                 )
             if len(plan.variants) == 1:
                 check_effect(ctx, ("baseline",), "there is nothing else to compare it with")
@@ -236,7 +236,8 @@ def _check_effects(
 ) -> None:
     """Raise UsageError for options that would have no effect."""
     fio = ("fio",) if ctx.params["fio"] else ()
-    started = ranks and f"{ranks.members.size} ranks take part, started by {ranks.members.launcher}"
+    world = ranks and ranks.members.facts
+    started = world and f"{world.size} ranks take part, started by {world.launcher}"
     table: tuple[tuple[object, tuple[str, ...], str], ...] = (
         (not ranks, ("restore_mode",), "only the ranks of a launcher restore together"),
         (ranks, ("numjobs", "rank", "s3_local", "background"), f"{started}"),

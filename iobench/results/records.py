@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Literal, TypeAlias
 from iobench.environment.machine import Machine
 from iobench.environment.storage import Storage
 from iobench.results.setting import IF_SET, AxisValues, HasSetting, Setting
+from iobench.units import format_size_exact
 from iobench.writers.transfer import Fallback, Latency, PathCount
 
 Operation: TypeAlias = Literal["save", "restore"]
@@ -184,6 +185,11 @@ class WorldFacts:
             found: Sequence[object] = getattr(self, name)
             if len(found) != self.size:
                 raise ValueError(f"{name} must have {self.size} values, and has {len(found)}")
+
+    @property
+    def local(self) -> int:
+        """The most ranks on one node."""
+        return max(map(self.node.count, self.node), default=0)
 
     def named(self, rank: int) -> str:
         """Return `rank 5 (host b)`."""
@@ -399,6 +405,12 @@ class TrainSave:
     durable_s: float | None = None
 
 
+def how_saved(mode: str, slots: int | None, budget_bytes: int | None) -> str:
+    """Return how training saves: `sync`, `async=2` or `lazy=2 budget=1GiB`."""
+    budget = "" if budget_bytes is None else f" budget={format_size_exact(budget_bytes)}"
+    return f"{mode}={slots}{budget}" if slots else f"{mode}{budget}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class TrainBlock:
     """A block of training steps with checkpoints by one writer in one mode (`none`: without any).
@@ -431,6 +443,11 @@ class TrainBlock:
     resumed_equal: bool | None = None
     budget_bytes: int | None = None
     started_at: str
+
+    @property
+    def how(self) -> str:
+        """The mode with its slots and budget, see `how_saved`."""
+        return how_saved(self.mode, self.slots, self.budget_bytes)
 
     @property
     def setting(self) -> Setting:

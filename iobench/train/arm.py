@@ -10,7 +10,8 @@ from iobench import peers
 from iobench.errors import UsageError
 from iobench.peers import PREFIX
 from iobench.peers.base import Peer
-from iobench.units import format_size_exact, parse_size
+from iobench.results.records import how_saved
+from iobench.units import parse_size
 from iobench.writers import registry
 from iobench.writers.base import Writer
 
@@ -51,11 +52,9 @@ class Arm:
     @property
     def label(self) -> str:
         """As in `hybrid async=2`, `hybrid lazy=2 budget=1GiB`, `peer:torch-save sync` or `none`."""
-        mode = f"{self.mode}={self.slots}" if self.slots else self.mode
         options = [] if self.by is None else self.by.options.changed()
-        budget = self.budget_bytes
-        limit = "" if budget is None else f"budget={format_size_exact(budget)}"
-        return " ".join(filter(None, [",".join([self.writer, *options]), mode, limit]))
+        how = how_saved(self.mode, self.slots, self.budget_bytes)
+        return f"{','.join([self.writer, *options])} {how}".strip()
 
     @property
     def background(self) -> bool:
@@ -110,8 +109,9 @@ def choose_arms(
     return arms, left_out
 
 
-def arm_of(writer: str, mode: str) -> Arm:
-    """Return the arm of `writer` in `mode`. Raises UsageError and its subclasses."""
+def arm_of(side: str) -> Arm:
+    """Return the arm of `hybrid lazy=1`, or `none`. Raises UsageError and its subclasses."""
+    writer, _, mode = side.rpartition(" ")
     return choose_arms(writer, mode)[0][-1] if writer else NONE
 
 

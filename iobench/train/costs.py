@@ -11,7 +11,6 @@ from iobench.results import ResultFile, TrainBlock, to_plain
 from iobench.results.setting import labels
 from iobench.stats.comparison import compare_pairs
 from iobench.stats.estimates import Interval, highest, median, median_interval
-from iobench.units import format_size_exact
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,10 +77,7 @@ def _arm(block: TrainBlock) -> list[Any]:
 
 
 def _cost(name: str, blocks: Sequence[TrainBlock], plain: Sequence[TrainBlock]) -> TrainingCost:
-    first = blocks[0]
-    mode, budget = f"{first.mode}={first.slots}" if first.slots else first.mode, first.budget_bytes
-    if budget is not None:
-        mode += f" budget={format_size_exact(budget)}"
+    first, budget = blocks[0], blocks[0].budget_bytes
     quiet, busy = _steps(blocks, persisting=False), _steps(blocks, persisting=True)
     base, saves = _steps(plain, persisting=False), [save for one in blocks for save in one.saves]
     stalls = [one.stall_s for one in blocks if one.stall_s is not None]
@@ -92,7 +88,7 @@ def _cost(name: str, blocks: Sequence[TrainBlock], plain: Sequence[TrainBlock]) 
     ratio = wall and wall.ratio
     resumed = [one.resumed_equal for one in blocks if one.resumed_equal is not None]
     return TrainingCost(
-        label=f"{name} {mode}".strip(),
+        label=f"{name} {first.how}".strip(),
         writer=first.writer,
         mode=first.mode,
         slots=first.slots,

@@ -139,7 +139,7 @@ def repeats_every(run: Run) -> int | None:
         return None
     jobs = max(map(int, numjobs), default=1) if isinstance(numjobs, Sequence) else 1
     if run.world is not None:
-        jobs = max(map(run.world.node.count, run.world.node), default=jobs)
+        jobs = run.world.local
     period = pool // jobs
     return period if period < run.workload.bytes else None
 

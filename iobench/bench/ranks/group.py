@@ -87,8 +87,9 @@ class Executor(AbstractContextManager["Executor"]):
             return self._steps
         connected = self._ranks.connected()
         self._control = connected.control
-        self.members = replace(connected.members, replicas=self._replicas)
-        self.machines, self._nodes = len(self.members.first_of_machine), self.members.node_count
+        members = connected.members
+        self.members = members.as_replicas() if self._replicas else members
+        self.machines, self._nodes = len(members.first_of_machine), members.facts.nodes
         given = self._setups(self.members)
         self._same_bytes = any(one is not None and one.nodes for one in given)
         with self._losing():
@@ -143,7 +144,7 @@ class Executor(AbstractContextManager["Executor"]):
 
     def _message(self, what: Callable[[Any], Any], count: int | None = None) -> dict[str, Any]:
         first = 0 if self._own else 1
-        jobs = self.members.size if count is None else first + count
+        jobs = self.members.facts.size if count is None else first + count
         return message_of(what) | {"timed": False, "count": jobs}
 
     @contextmanager
@@ -188,7 +189,8 @@ class Executor(AbstractContextManager["Executor"]):
         """Give each job the digests of the files that it restores, if another job saved them."""
         if self._nodes == 1 and not self._replicas:
             return
-        saved = self._all(partial(Job.hand_over, shape=shape, sources=self.members.sources))
+        sources = list(self.members.facts.restored_from)
+        saved = self._all(partial(Job.hand_over, shape=shape, sources=sources))
         if self._same_bytes and len(set(saved)) > 1:
             raise JobError("the ranks saved slices of different bytes; their memory is damaged")
 
@@ -240,7 +242,7 @@ class Executor(AbstractContextManager["Executor"]):
 
     def facts(self) -> WorldFacts | None:
         """Return the ranks of a launcher, for the record; None without one."""
-        return self.members.facts() if self._launched else None
+        return self.members.facts if self._launched else None
 
     @contextmanager
     def started(
@@ -257,7 +259,7 @@ class Executor(AbstractContextManager["Executor"]):
             with fio.started(job, operation, directory, size_bytes, fallocate=fallocate) as here:
                 yield here
             return
-        nodes = self.members.nodes
+        nodes = self.members.facts.node
         command = partial(
             Job.run_fio,
             job=fio.JOBS.index(job),

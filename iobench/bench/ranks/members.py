@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
 from iobench._version import __version__
-from iobench.bench.plan import WorldSize
 from iobench.errors import UsageError
 from iobench.ranks.control import ClockOffset, Control
 from iobench.results.codec import from_plain, to_plain
@@ -30,7 +29,6 @@ class RankFacts:
 
     host: str
     node: int
-    local_size: int
     machine: str
     version: str
     clock: ClockOffset
@@ -42,7 +40,6 @@ def introduce(control: Control) -> Members | None:
     own = RankFacts(
         host=world.host,
         node=world.node,
-        local_size=world.local_size,
         machine=_BOOT_ID.read_text().strip(),
         version=__version__,
         clock=control.clock_offset(),
@@ -50,99 +47,69 @@ def introduce(control: Control) -> Members | None:
     found = control.gather("facts of the ranks", to_plain(own), deadline_s=SETUP_S)
     if world.rank:
         return None
-    members = [from_plain(RankFacts, one) for one in found]
-    others = {one.version for one in members} - {__version__}
+    every = [from_plain(RankFacts, one) for one in found]
+    others = {one.version for one in every} - {__version__}
     if others:
         raise UsageError(
             f"rank 0 has iobench {__version__}, other ranks have {', '.join(sorted(others))}; "
             "install the same version on all nodes"
         )
-    interface = None if control.interface is None else str(control.interface)
-    return Members(members=members, launcher=world.launcher, interface=interface)
+    nodes = tuple(one.node for one in every)
+    facts = WorldFacts(
+        launcher=world.launcher,
+        size=len(every),
+        nodes=len(set(nodes)),
+        hosts=tuple(one.host for one in every),
+        node=nodes,
+        interface=None if control.interface is None else str(control.interface),
+        restored_from=tuple(sources_of(nodes)),
+        clock_offset_s=tuple(one.clock.offset_s for one in every),
+        clock_error_s=tuple(one.clock.error_s for one in every),
+    )
+    return Members(facts=facts, machines=[one.machine for one in every])
 
 
 @dataclass(frozen=True, kw_only=True)
 class Members:
-    """All ranks of the run, in rank order."""
+    """All ranks of the run: their facts for the record, and the machine of each."""
 
-    members: Sequence[RankFacts]
-    launcher: str
-    interface: str | None
+    facts: WorldFacts
+    machines: Sequence[str]
     replicas: bool = False
     """Whether all ranks restore what rank 0 saved."""
 
-    @property
-    def size(self) -> int:
-        return len(self.members)
-
-    @cached_property
-    def nodes(self) -> list[int]:
-        """The node of each rank."""
-        return [one.node for one in self.members]
-
-    @property
-    def node_count(self) -> int:
-        return len(set(self.nodes))
-
-    @property
-    def world(self) -> WorldSize:
-        """The ranks as a plan needs them: their number, and the most on one node."""
-        return WorldSize(size=self.size, local=max(Counter(self.nodes).values()))
-
-    @cached_property
-    def sources(self) -> list[int]:
-        """The rank whose files each rank restores."""
-        return [0] * self.size if self.replicas else sources_of(self.nodes)
+    def as_replicas(self) -> Members:
+        """Return them as ranks that all restore what rank 0 saved."""
+        facts = replace(self.facts, restored_from=(0,) * self.facts.size)
+        return replace(self, facts=facts, replicas=True)
 
     @cached_property
     def first_of_machine(self) -> list[int]:
         """The first rank of each machine; rank 0 is one of them."""
-        machines = [one.machine for one in self.members]
-        return [machines.index(one) for one in dict.fromkeys(machines)]
-
-    def away(self, rank: int) -> bool:
-        """Whether the rank is on another machine than rank 0."""
-        return self.members[rank].machine != self.members[0].machine
-
-    def named(self, rank: int) -> str:
-        """Return `rank 5 (host b)`."""
-        return f"rank {rank} (host {self.members[rank].host})"
+        return [self.machines.index(one) for one in dict.fromkeys(self.machines)]
 
     @property
     def restore_note(self) -> str:
         """Return who restores what its own node wrote; empty if nobody does."""
-        same = same_node(self.nodes, self.sources)
+        same = same_node(self.facts.node, self.facts.restored_from)
         if not same:
             return ""
-        if self.node_count == 1 and not self.replicas:
+        if self.facts.nodes == 1 and not self.replicas:
             return "all ranks are on one node: each restores what it wrote itself"
-        return f"{count_of(len(same), 'rank')} of {self.size} restored what their own node wrote"
-
-    def facts(self) -> WorldFacts:
-        """Return the ranks for the record."""
-        return WorldFacts(
-            launcher=self.launcher,
-            size=self.size,
-            nodes=self.node_count,
-            hosts=tuple(one.host for one in self.members),
-            node=tuple(self.nodes),
-            interface=self.interface,
-            restored_from=tuple(self.sources),
-            clock_offset_s=tuple(one.clock.offset_s for one in self.members),
-            clock_error_s=tuple(one.clock.error_s for one in self.members),
-        )
+        ranks = count_of(len(same), "rank")
+        return f"{ranks} of {self.facts.size} restored what their own node wrote"
 
     def lines(self) -> list[str]:
         """Return the lines on the ranks, for a plan."""
-        hosts = list(dict.fromkeys(one.host for one in self.members))
+        hosts = list(dict.fromkeys(self.facts.hosts))
         shown = ", ".join(hosts[:4]) + (", ..." if len(hosts) > 4 else "")
-        error_s = max(one.clock.error_s for one in self.members)
+        within = format_seconds(max(self.facts.clock_error_s))
         lines = [
-            f"nodes     {self.node_count} ({shown}), started by {self.launcher}",
-            f"clocks    compared with rank 0's, within {format_seconds(error_s)}",
+            f"nodes     {self.facts.nodes} ({shown}), started by {self.facts.launcher}",
+            f"clocks    compared with rank 0's, within {within}",
         ]
-        if self.interface:
-            lines.insert(1, f"network   {self.interface}")
+        if self.facts.interface:
+            lines.insert(1, f"network   {self.facts.interface}")
         return lines
 
 

@@ -81,7 +81,7 @@ def setups(
         )
         for value in plan.axes.targets
     ]
-    sources = members.sources
+    world, sources = members.facts, members.facts.restored_from
     return [
         Setup(
             number=number,
@@ -97,17 +97,17 @@ def setups(
             scratch=tuple(scratch),
             warm_ups=tuple(warm_ups),
             token=token,
-            pool_bytes=max(plan.pool_bytes // members.world.local, LEAST_POOL),
-            local=members.world.local,
+            pool_bytes=max(plan.pool_bytes // world.local, LEAST_POOL),
+            local=world.local,
             seed=plan.seed if plan.axes.sliced else plan.seed + number,
             sizes=tuple(map(size_of, plan.files_of_jobs[number])),
             counts=number in members.first_of_machine,
-            away=members.away(number),
-            nodes_apart=members.node_count > 1,
+            away=members.machines[number] != members.machines[0],
+            nodes_apart=world.nodes > 1,
             replicas=members.replicas,
-            nodes=tuple(members.nodes) if plan.axes.sliced else (),
+            nodes=world.node if plan.axes.sliced else (),
         )
-        for number in range(members.size)
+        for number in range(world.size)
     ]
 
 

@@ -59,7 +59,7 @@ class Launched:
 
     def named(self, rank: int) -> str:
         """Return how messages name a rank."""
-        return self.members.named(rank)
+        return self.members.facts.named(rank)
 
     def lost(self, error: RankError) -> NoReturn:
         """Raise what becomes of the loss of a rank, in an `except` block."""

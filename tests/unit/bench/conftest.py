@@ -13,13 +13,13 @@ from iobench.bench.data.replay import Replay
 from iobench.bench.plan import Plan
 from iobench.bench.processes.job import Job
 from iobench.bench.ranks.group import Executor
-from iobench.bench.ranks.members import Members, RankFacts
+from iobench.bench.ranks.members import Members
 from iobench.bench.ranks.setup import Setup, setups, show_token
 from iobench.bench.targets.base import OpenTarget
 from iobench.bench.targets.directory import DirectoryScratch
 from iobench.bench.trial import Trial
 from iobench.environment import DeviceCounters
-from iobench.ranks.control import ClockOffset
+from iobench.results.records import WorldFacts
 from iobench.units import MIB
 from iobench.workloads import Workload
 
@@ -91,17 +91,25 @@ def make_trial(contender: Contender, tiny: Workload, directory: Path, idle: Idle
     )
 
 
+def world_facts(size: int, local: int | None = None) -> WorldFacts:
+    """Ranks of a launcher, `local` on each node; None for one node."""
+    return WorldFacts(
+        launcher="none",
+        size=size,
+        nodes=-(-size // (local or size)),
+        hosts=("here",) * size,
+        node=tuple(rank // (local or size) for rank in range(size)),
+        interface=None,
+        restored_from=tuple(range(size)),
+        clock_offset_s=(0.0,) * size,
+        clock_error_s=(0.0,) * size,
+    )
+
+
 def local_setups(plan: Plan, scratch: Path | None = None) -> list[Setup]:
     """The set-ups of a run's processes on this machine, whose only target has this `scratch`."""
-    one = RankFacts(
-        host="here",
-        node=0,
-        local_size=plan.axes.most_jobs,
-        machine="this",
-        version="1",
-        clock=ClockOffset(offset_s=0.0, error_s=0.0),
-    )
-    members = Members(members=[one] * plan.axes.most_jobs, launcher="none", interface=None)
+    size = plan.axes.most_jobs
+    members = Members(facts=world_facts(size), machines=["this"] * size)
     places = [str(scratch)] if scratch else []
     return setups(plan, members, places, places, show_token(places))
 

@@ -10,7 +10,7 @@ from iobench.bench.axes import Axes
 from iobench.bench.contenders.base import WriterContender
 from iobench.bench.judging.repeat import Repeat
 from iobench.bench.judging.verdict import Context
-from iobench.bench.plan import Plan, WorldSize
+from iobench.bench.plan import Plan
 from iobench.bench.planning import plan_lines
 from iobench.bench.processes.job import CheckpointSizes, Job, Release
 from iobench.bench.ranks.group import Executor
@@ -23,7 +23,7 @@ from iobench.workloads import load
 from iobench.workloads.specs import size_of
 from iobench.writers.registry import make
 
-from .conftest import local_setups
+from .conftest import local_setups, world_facts
 
 
 class _Sizes(Executor):
@@ -46,7 +46,7 @@ def _plan(name: str, ranks: int, local: int, target: Path) -> Plan:
         seed=1,
         axes=Axes(numjobs=(ranks,)),
         given=name,
-        world=WorldSize(size=ranks, local=local),
+        world=world_facts(ranks, local),
     )
 
 

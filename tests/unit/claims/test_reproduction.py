@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from iobench.claims.claims import CLAIMS, Answer, Claim, ClaimFinding, ClaimMeasure, Side, study
+from iobench.claims.claims import CLAIMS, Answer, Claim, ClaimFinding, ClaimMeasure, study
 from iobench.claims.reproduction import judge_records
 from iobench.errors import ResultFileError
 from iobench.results import AxisValues, Failure, ResultFile, TrainBlock, TrainSave, Verified
@@ -31,9 +31,13 @@ def record(example: ResultFile) -> ResultFile:
 
 
 def claim(measure: ClaimMeasure, value: float) -> Claim:
-    ours, theirs = Side(writer="hybrid", mode="sync"), Side(writer="buffered", mode="sync")
     return Claim(
-        text="x", workload="llama7b", measure=measure, value=value, ours=ours, theirs=theirs
+        text="x",
+        workload="llama7b",
+        measure=measure,
+        value=value,
+        ours="hybrid sync",
+        theirs="buffered sync",
     )
 
 
@@ -144,15 +148,16 @@ _PLAN = {"verb": "train", "every": 10, "every_asked": "10", "simulated_s": 1.0, 
 
 
 def block(
-    side: Side, repetition: int, wall_s: float, stall_s: float = 1.0, **changed: Any
+    side: str, repetition: int, wall_s: float, stall_s: float = 1.0, **changed: Any
 ) -> TrainBlock:
-    mode, _, slots = side.mode.partition("=")
+    writer, _, how = side.rpartition(" ")
+    mode, _, slots = how.partition("=")
     saves = (TrainSave(step=1, status="committed", stall_s=stall_s, persist_s=1.0),)
     values: dict[str, Any] = {
         "run_id": "r",
         "repetition": repetition,
         "order": 0,
-        "writer": side.writer,
+        "writer": writer,
         "options": {},
         "mode": mode,
         "slots": int(slots) if slots else None,
@@ -184,7 +189,7 @@ def overheads(*walls: float, **changed: Any) -> list[TrainBlock]:
     checkpoints."""
     ours = study("pccheck").claims[0].ours
     pairs = [
-        (block(Side(), number, 100.0), block(ours, number, wall_s, **changed))
+        (block("none", number, 100.0), block(ours, number, wall_s, **changed))
         for number, wall_s in enumerate(walls)
     ]
     return [one for pair in pairs for one in pair]
@@ -245,14 +250,13 @@ def test_a_wall_clock_is_what_is_saved_of_it(example: ResultFile) -> None:
 
 
 def test_a_stall_is_compared_by_the_median_of_each_block(example: ResultFile) -> None:
-    stock, ours, own = Side(writer="peer:torch-save", mode="sync"), "async=2", "sync"
     blocks = []
     for number, stall_s in enumerate((50.0, 60.0, 60.0, 60.0, 70.0)):
         blocks += [
-            block(stock, number, 100.0, stall_s),
-            block(Side(writer="hybrid", mode=own), number, 100.0, 10.0),
-            block(Side(writer="hybrid", mode=ours), number, 100.0, 1.0),
-            block(Side(writer="hybrid", mode="lazy=2"), number, 100.0, 0.5),
+            block("peer:torch-save sync", number, 100.0, stall_s),
+            block("hybrid sync", number, 100.0, 10.0),
+            block("hybrid async=2", number, 100.0, 1.0),
+            block("hybrid lazy=2", number, 100.0, 0.5),
         ]
     found = judged_training(example, "async", *blocks)
     assert [one.ours for one in found] == pytest.approx([60.0, 120.0, 10.0])
@@ -303,3 +307,12 @@ def test_two_trainings_of_one_workload_are_refused(example: ResultFile) -> None:
     assert len(judge_records(about, [files, training])) == 1
     with pytest.raises(ResultFileError, match=f"2 records of training {facts.name}"):
         judge_records(about, [files, training, training])
+
+
+def test_a_side_with_a_budget_is_not_that_of_the_claim(example: ResultFile) -> None:
+    """A budget adds to the stall: its blocks are those of another arm."""
+    blocks = overheads(*[100.5] * 5)
+    others = overheads(*[150.0] * 5, budget_bytes=2**29)
+    (found,) = judged_training(example, "pccheck", *blocks, *others)
+    assert found.ours == pytest.approx(0.005)
+    assert found.answer is Answer.YES

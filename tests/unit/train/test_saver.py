@@ -26,7 +26,7 @@ def test_more_saves_than_a_checkpointer_remembers(
 ) -> None:
     """All of them are reported, oldest first, with their status."""
     monkeypatch.setattr(saving, "_REMEMBERED", 2)
-    saver = saver_for(arm_of("buffered", mode), tmp_path / "runs")
+    saver = saver_for(arm_of(f"buffered {mode}"), tmp_path / "runs")
     for step in range(5):
         saver.save(_STATE, step)
         saver.before_update()
@@ -42,7 +42,7 @@ def test_memory_holds_so_many_saves(
     mode: str, waiting: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The one that is being written is one of them. All are written in the end."""
-    go_on, arm = threading.Event(), arm_of("buffered", mode)
+    go_on, arm = threading.Event(), arm_of(f"buffered {mode}")
     write = arm.by.write_many  # type: ignore[union-attr]  # a writer
 
     def gated(*given: Any, **options: Any) -> Transfer:
@@ -71,7 +71,7 @@ def test_a_save_that_a_checkpointer_forgot_is_persisting(
     written = threading.Event()
     monkeypatch.setattr("iobench.linux.yield_to_others", lambda _: written.wait(60))
     monkeypatch.setattr(saving, "_REMEMBERED", 0)
-    saver = saver_for(arm_of("buffered", "async=1"), tmp_path / "runs")
+    saver = saver_for(arm_of("buffered async=1"), tmp_path / "runs")
     saver.save(_STATE, 1)
     before = saver.persisting
     written.set()
@@ -94,7 +94,7 @@ def test_impatience_while_stock_saves(
         save(*arguments)
 
     monkeypatch.setattr(TorchSave, "save", slow)
-    saver = saver_for(arm_of("peer:torch-save", "async"), tmp_path / "runs")
+    saver = saver_for(arm_of("peer:torch-save async"), tmp_path / "runs")
     saver.save(_STATE, 1)
     with impatience(go_on):
         saver.close()
@@ -108,7 +108,7 @@ def test_stock_keeps_the_state_of_the_save(peer: str, mode: str, tmp_path: Path)
     """Nested, with values that are no tensors; the one checkpoint that stays is the last one."""
     weight = torch.arange(10)
     state: dict[str, Any] = {"model": {"weight": weight}, "groups": [{"lr": 0.5}], "steps": 0}
-    saver = saver_for(arm_of(f"peer:{peer}", mode), tmp_path / "runs")
+    saver = saver_for(arm_of(f"peer:{peer} {mode}"), tmp_path / "runs")
     for step in (1, 2):
         state["steps"] = step
         saver.save(state, step)
