@@ -55,18 +55,18 @@ def _attributed() -> Any:
     return {"p": torch.nn.Parameter(torch.randn(3, 3)), "tagged": tagged, "n": tensor}
 
 
+_BYTES = torch.ones(48, dtype=torch.uint8)
+_DTYPES = (
+    *("float64", "float32", "float16", "bfloat16", "complex64", "complex128"),
+    *("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu"),
+    *("int64", "int32", "int16", "int8", "uint64", "uint32", "uint16", "uint8", "bool"),
+)
 STATES: dict[str, Callable[[], Any]] = {
     "optimizer": _optimizer,
     "shared": _shared,
     "subclasses": _attributed,
     "scalars": lambda: {"a": torch.tensor(3.5), "b": 7, "c": [None, "x", 2**70, 1.5j], "d": b"\0"},
-    "dtypes": lambda: {
-        str(d): torch.arange(1, 40).to(torch.float32).to(d)
-        for d in (
-            *(torch.bfloat16, torch.float16, torch.float64, torch.int8, torch.bool),
-            *(torch.float8_e4m3fn, torch.float8_e5m2, torch.complex64),
-        )
-    },
+    "dtypes": lambda: {name: _BYTES.view(getattr(torch, name)).clone() for name in _DTYPES},
     "not contiguous": lambda: [
         torch.randn(30, 40).t(),
         torch.randn(9, 9)[::2, ::3],
@@ -203,7 +203,11 @@ def test_torchs_settings_hold(tmp_path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["m", ".m.pt", "a.b.pt", "ünï.pt", "a b.pt", "a\\b.pt", "m.", "n" * 200]
+    "name",
+    [
+        *("m", "m.", ".m.pt", "..pt", "a.b.pt", "ünï.pt", "a b.pt", "x .y", "a\\b.pt", "a\\b.c.pt"),
+        *("archive", "n" * 200),
+    ],
 )
 def test_names_of_files(name: str, tmp_path) -> None:
     """The name is in the file, as torch makes it; directories beyond ASCII change that."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,7 +16,7 @@ from iobench.checkpoint.manifest import Manifest
 from iobench.checkpoint.restore import Candidates, restore
 from iobench.checkpoint.store import DirectoryStore
 from iobench.checkpoint.stored import paths_elsewhere
-from iobench.errors import DataMismatchError, IobenchError, RankError, TransferError
+from iobench.errors import DataMismatchError, IobenchError, TransferError
 from iobench.ranks.control import Control
 from iobench.ranks.world import World
 from iobench.writers.base import CopyReader
@@ -92,37 +91,6 @@ def test_only_damage_is_passed_over(copies: Any) -> None:
     assert (loaded.step, loaded.passed_over) == (1, {2: "bits"})
     with pytest.raises(TransferError, match="lost"):
         restore(copies(_LOST, DataMismatchError("more")), "latest", on_corrupt="previous")
-
-
-class _WithRank1(Control):
-    """Rank 0 of 2; rank 1 has the `problems` with the first copies of step 2."""
-
-    def __init__(self, *problems: tuple[str, bool]) -> None:
-        super().__init__(replace(World.single(), size=2, local_size=2))
-        self.problems = [*problems]
-
-    def together(self, phase: str, work: Any, tell: Any = None, **_: Any) -> tuple[Any, list[Any]]:
-        own = work()
-        other = told = own if tell is None else tell(own)
-        if phase == "restore of step 2" and self.problems:
-            other = [*self.problems.pop(), None]
-        return own, [told, other]
-
-
-@pytest.mark.parametrize("damaged", [True, False])
-def test_a_problem_of_another_rank(copies: Any, tmp_path: Path, damaged: bool) -> None:
-    """All ranks leave the copy that one of them cannot read."""
-    _, loaded = restore(copies(None), "latest", ranks=_WithRank1(("no", damaged)))
-    assert loaded.sources == {str(tmp_path / "far"): "read"}
-
-
-def test_a_failure_of_another_rank(copies: Any) -> None:
-    """It is raised in all ranks, with its number; damage names the rank that found it."""
-    with pytest.raises(RankError, match="rank 1, restore of step 2: no") as caught:
-        restore(copies(None, _DAMAGED), "latest", ranks=_WithRank1(("no", False)))
-    assert caught.value.ranks == (1,)
-    with pytest.raises(DataMismatchError, match=r"no \(found by rank 1\)"):
-        restore(copies(None, _DAMAGED), "latest", ranks=_WithRank1(("no", True)))
 
 
 def test_a_rank_that_compares_nothing_gets_all_tensors() -> None:

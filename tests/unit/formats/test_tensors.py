@@ -13,7 +13,6 @@ from iobench.formats.tensors import (
     tensor_from_bytes,
     torch_dtype,
 )
-from iobench.writers.image import FileImage
 
 
 def test_bytes() -> None:
@@ -59,19 +58,3 @@ def test_dtype_names() -> None:
     assert torch_dtype(dtype_name(torch.float8_e5m2)) is torch.float8_e5m2
     with pytest.raises(UsageError, match="'Tensor'"):
         torch_dtype("Tensor")
-
-
-@pytest.mark.parametrize(
-    "tensor",
-    [
-        torch.zeros(3, 2).t(),
-        torch.zeros(1).expand(6),
-        torch.zeros(3, dtype=torch.complex64).conj(),
-        torch.zeros(6, dtype=torch.complex64).conj().imag,
-    ],
-    ids=["transposed", "expanded", "conjugated", "negated"],
-)
-def test_tensors_that_cannot_be_filled(tensor: torch.Tensor) -> None:
-    """Their bytes would go to a copy without an owner: no image has them as its memory."""
-    with pytest.raises(UsageError, match="a tensor of shape"):
-        FileImage.of("file", [torch.zeros(5), tensor])

@@ -115,14 +115,6 @@ def test_no_temporary_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert torch_image.image("a b.c.pt", {"a": 1}) is not None
 
 
-@pytest.mark.parametrize(
-    "name", ["a", "a.", "a.b.pt", "..pt", "a\\b.c.pt", "x .y", "archive", "é.pt"]
-)
-def test_the_folder_has_the_name_of_torch(name: str, tmp_path: Path) -> None:
-    """The file is stock's under any name, also under those whose folder is not the stem."""
-    assert _made(name, [1]) == _stock(tmp_path / name, [1])
-
-
 @pytest.mark.parametrize("name", [".pt", "a\\.pt", "a\\"])
 def test_a_name_that_torch_refuses(name: str, tmp_path: Path) -> None:
     """Nothing is left of it for the folder."""

@@ -81,6 +81,7 @@ def test_what_a_transfer_counts(name: str, tmp_path: Path) -> None:
     """Operations and bytes by path, and decisions, of a write, a read and a stream."""
     writer, data = _writer(name, tmp_path), content(_SIZE + 1)[1:]  # at an odd address
     moved = [writer.write(FileImage.of("file", [data]), tmp_path)]
+    assert moved[0].latencies["sync"].count == 1
     with (tmp_path / "file").open("rb") as file:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     back = np.zeros(_SIZE + 1, dtype=np.uint8)[1:]
@@ -107,31 +108,6 @@ def _images() -> list[FileImage]:
     """Four large files, one of which has no tail, and a small and an empty one between them."""
     sizes = [_SIZE, 6 * _BLOCK, 100, 0, _SIZE, _SIZE]
     return [FileImage.of(f"{n}", [content(size, seed=n)]) for n, size in enumerate(sizes)]
-
-
-def _bytes(image: FileImage) -> bytes:
-    return b"".join(segment.memory.tobytes() for segment in image.segments)
-
-
-@pytest.mark.parametrize("name", _OPTIONS)
-def test_several_files(name: str, tmp_path: Path) -> None:
-    """Every file has its bytes, and one Transfer counts them all."""
-    writer, images = _writer(name, tmp_path), _images()
-    with Footprint.unchanged():
-        moved = writer.write_many(images, tmp_path)
-    assert (moved.files, moved.bytes) == (6, sum(image.size_bytes for image in images))
-    assert moved.fallbacks == ()
-    assert moved.latencies["sync"].count == 6
-    assert sum(moved.phases_s.values()) <= moved.elapsed_s * 1.01
-    for image in images:
-        assert (tmp_path / image.path).read_bytes() == _bytes(image)
-        with (tmp_path / image.path).open("rb") as file:
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    room = [FileImage.of(one.path, [np.zeros(one.size_bytes, dtype=np.uint8)]) for one in images]
-    with Footprint.unchanged():
-        read = writer.read_many(iter(room), tmp_path)
-    assert (read.files, read.bytes, read.fallbacks) == (6, moved.bytes, ())
-    assert [_bytes(one) for one in room] == [_bytes(one) for one in images]
 
 
 @pytest.mark.parametrize("name", ["uring", "hybrid"])

@@ -94,7 +94,9 @@ def test_a_parameter_that_is_trained() -> None:
     "tensor",
     [
         torch.ones(2, 3).T,
+        torch.ones(1).expand(6),
         torch.ones(2, dtype=torch.complex64).conj(),
+        torch.ones(6, dtype=torch.complex64).conj().imag,
         torch.eye(2).to_sparse(),
         torch.ones(2, device="meta"),
     ],

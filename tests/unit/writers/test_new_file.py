@@ -39,34 +39,6 @@ def _names(directory: Path) -> list[str]:
     return sorted(os.listdir(directory))
 
 
-def test_a_link_is_followed(tmp_path: Path) -> None:
-    """Written through a symbolic link, the link's target is replaced and the link stays."""
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "elsewhere" / "real").write_bytes(b"old")
-    (tmp_path / "link").symlink_to("elsewhere/real")
-    _new(tmp_path / "link").publish(sync_names=True)
-    assert (tmp_path / "link").is_symlink()
-    assert (tmp_path / "elsewhere" / "real").read_bytes() == b"new"
-    assert _names(tmp_path / "elsewhere") == ["real"]
-
-
-def test_a_dangling_link_gets_its_target(tmp_path: Path) -> None:
-    """The file that the link names is made, its directories too."""
-    (tmp_path / "link").symlink_to("not/yet")
-    _new(tmp_path / "link").publish(sync_names=True)
-    assert (tmp_path / "not" / "yet").read_bytes() == b"new"
-
-
-def test_mode_follows_the_umask(tmp_path: Path) -> None:
-    """A published file has the mode that open(2) gives a new file."""
-    before = os.umask(0o027)
-    try:
-        _new(tmp_path / "file").publish(sync_names=False)
-    finally:
-        os.umask(before)
-    assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == 0o640
-
-
 def _synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The directories that are synced, in order."""
     synced: list[str] = []

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from iobench.errors import DataMismatchError
 from iobench.testing import content
 from iobench.writers.local.direct_file import pread_direct, pwrite_direct
-from iobench.writers.local.posix import IOV_MAX, pread_all, pwrite_all
+from iobench.writers.local.posix import pread_all, pwrite_all
 
 _SAME_FILE = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -69,17 +69,6 @@ def _limited(real, limits: list[int]):
         return real(number, cut, offset, flags)
 
     return call
-
-
-def test_more_views_than_one_call_takes(fd: int) -> None:
-    """A vector longer than IOV_MAX is moved in several calls, in order."""
-    views = _views([bytes([n % 251]) for n in range(2 * IOV_MAX + 3)])
-    whole = b"".join(view.tobytes() for view in views)
-    assert pwrite_all(fd, list(views), 7) == 3
-    assert os.pread(fd, 1 << 20, 7) == whole
-    back = [np.zeros(1, dtype=np.uint8) for _ in views]
-    assert pread_all(fd, back, 7) == 3
-    assert b"".join(view.tobytes() for view in back) == whole
 
 
 def test_a_write_of_nothing_is_an_error(fd: int, short_calls) -> None:
