@@ -97,7 +97,6 @@ class WriterContender(Contender):
         """
         super().__init__(writer, writer.name)
         self.writer, self.fresh = writer, fresh
-        self._loaded: list[dict[Any, Any]] = []
         self.stores = writer.stores
 
     def save(self, replay: Replay, directory: Location) -> Transfer:
@@ -107,21 +106,10 @@ class WriterContender(Contender):
         self, replay: Replay, directory: Location, reader: Reader | None = None
     ) -> Transfer:
         """Restore every file; with `reader` together with the other ranks."""
-        if replay.cut is not None:
-            transfer, self._loaded = replay.load_cut(self.writer, directory, reader)
-            return transfer
-        if reader is not None:
-            return replay.restore_together(reader, self.writer, directory)
-        if not self.fresh:
-            return replay.restore(self.writer, directory)
-        transfer, self._loaded = replay.load(self.writer, directory)
-        return transfer
+        return replay.restore(self.writer, directory, reader, fresh=self.fresh)
 
     def verify(self, replay: Replay, directory: Location) -> Verified:
-        if not self.fresh and replay.cut is None:
-            return replay.verify(self.writer, directory)
-        loaded, self._loaded = self._loaded, []
-        return replay.verify_states(loaded)
+        return replay.verify(self.writer, directory)
 
     def notes(self, replay: Replay) -> tuple[str, ...]:
         return (*replay.notes, *((_FRESH,) if self.fresh else ()))

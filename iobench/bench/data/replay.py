@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -32,7 +33,7 @@ from iobench.ranks.restore_plan import Range
 from iobench.results.records import Verified
 from iobench.workloads.specs import SAFETENSORS_METADATA, FileFormat, FileSpec
 from iobench.writers.base import StoredReader, Writer
-from iobench.writers.image import FileImage
+from iobench.writers.image import FileImage, Ranges
 from iobench.writers.registry import make
 from iobench.writers.transfer import Meter, Transfer
 
@@ -60,6 +61,8 @@ class Replay:
         self._seed, self._rank = seed, rank
         self._cuts: dict[str, States] = {}
         self._read_bytes = 0
+        self._loaded: list[dict[Any, Any]] = []
+        """What `restore` read into new memory, one mapping per file, until `verify`."""
         self._pool = pool or self.pool_for([files], pool_bytes=pool_bytes, seed=seed)
         self._placement = WindowPlacement(files, self._pool.size_bytes)
         self.files = self._placement.files
@@ -210,53 +213,63 @@ class Replay:
         self.states.release()
         self._pool.scrub()
 
-    def restore(self, writer: Writer, directory: str | Path) -> Transfer:
-        """Read every file back into the windows it was saved from."""
-        self._pool.intact = False
-        numbers = range(len(self.files))
-        with self._pool.trimmed():
-            if self.subset is not None:
-                return Transfer.total(self._restore(one, writer, directory) for one in numbers)
-            began, parse_s = time.perf_counter(), 0.0
+    def restore(
+        self,
+        writer: Writer,
+        directory: str | Path,
+        reader: Reader | None = None,
+        *,
+        fresh: bool = False,
+    ) -> Transfer:
+        """Read the files back, or the subset; `verify` compares the result.
 
-            def images() -> Iterator[FileImage]:
-                nonlocal parse_s
-                for number in numbers:
-                    opened = time.perf_counter()
-                    image = self._open(number, writer, directory).image
-                    parse_s += time.perf_counter() - opened
-                    yield image
-
-            transfer = writer.read_many(images(), directory)
-        phases = {"parse": parse_s, **transfer.phases_s}
-        return replace(transfer, phases_s=phases, elapsed_s=time.perf_counter() - began)
-
-    def restore_together(self, reader: Reader, writer: Writer, directory: str | Path) -> Transfer:
-        """Read the files back, or the subset, together with all ranks that restore the same files.
-
-        A window of the pool may be part of several files: all of them have the same bytes there.
+        They go to the windows that they were saved from, with `fresh` to new memory, which takes
+        the size of the checkpoint; slices always do. With `reader`, all ranks that restore the same
+        files read them together. A window may be part of several files: all of them have the same
+        bytes there.
         """
-        self._pool.intact = False
-        began = time.perf_counter()
-        with self._pool.trimmed():
-            images = {
-                number: self._open(number, writer, directory).image
-                for number in range(len(self.files))
-            }
-            parse_s = time.perf_counter() - began
-            wanted = [
-                Range(number, *part)
-                for number, image in images.items()
-                for part in self._wanted_of(number, image)
-            ]
-            transfer = reader.read(images, StoredReader(writer, directory), wanted)
+        self._loaded = []
+        if self.cut is not None:
+            return self._load_cut(writer, directory, reader)
+        if not fresh:
+            self._pool.intact = False
+        numbers = range(len(self.files))
+        began, parse_s = time.perf_counter(), 0.0
+
+        def opened(number: int) -> tuple[FileImage, Ranges]:
+            nonlocal parse_s
+            opened_s = time.perf_counter()
+            if fresh:
+                made, image = self._allocate(number, writer, directory)
+                self._loaded.append(made)
+            else:
+                image = self._open(number, writer, directory).image
+            some: Ranges = [(0, image.size_bytes)]
+            if self.subset is not None:
+                wanted = self.wanted[number]
+                named = dict(flat(made)) if fresh else wanted
+                some = ranges_of(image, [named[name] for name in wanted])
+            parse_s += time.perf_counter() - opened_s
+            return image, some
+
+        with nullcontext() if fresh else self._pool.trimmed():
+            if reader is not None:
+                every = list(map(opened, numbers))
+                wanted = [Range(n, *part) for n, (_, some) in enumerate(every) for part in some]
+                images = {number: image for number, (image, _) in enumerate(every)}
+                transfer = reader.read(images, StoredReader(writer, directory), wanted)
+            elif self.subset is not None:
+                files = map(opened, numbers)
+                transfer = Transfer.total(
+                    writer.read_ranges(image, directory, some) for image, some in files
+                )
+            else:
+                transfer = writer.read_many((opened(number)[0] for number in numbers), directory)
         phases = {"parse": parse_s, **transfer.phases_s}
         return replace(transfer, phases_s=phases, elapsed_s=time.perf_counter() - began)
 
-    def load_cut(
-        self, writer: Writer, directory: str | Path, reader: Reader | None = None
-    ) -> tuple[Transfer, list[dict[Any, Any]]]:
-        """Restore the slices that are wanted into new memory, by the code of `load_sharded`.
+    def _load_cut(self, writer: Writer, directory: str | Path, reader: Reader | None) -> Transfer:
+        """Restore the slices that are wanted, by the code of `load_sharded`.
 
         With `reader`, unless its mode is "all", the ranks restore their slices of the same files
         together. The Transfer has the bytes of the slices; `notes` says what else was read.
@@ -274,64 +287,19 @@ class Replay:
             moved = load.read(PieceReader(reader))
         stored = (count for path, count in moved.paths.items() if path != "network")
         self._read_bytes, found = sum(count.bytes for count in stored), load.tensors()
-        transfer = replace(
+        self._loaded = [{name: found[name] for name in each} for each in slices]
+        return replace(
             moved,
             bytes=sum(self.restored_bytes),
             phases_s={"parse": parse_s, **moved.phases_s},
             elapsed_s=time.perf_counter() - began,
         )
-        return transfer, [{name: found[name] for name in each} for each in slices]
-
-    def _wanted_of(self, number: int, image: FileImage) -> list[tuple[int, int]]:
-        if self.subset is None:
-            return [(0, image.size_bytes)]
-        return ranges_of(image, self.wanted[number].values())
-
-    def _restore(self, number: int, writer: Writer, directory: str | Path) -> Transfer:
-        began = time.perf_counter()
-        restored = self._open(number, writer, directory)
-        parse_s = time.perf_counter() - began
-        some = self._wanted_of(number, restored.image)
-        transfer = writer.read_ranges(restored.image, directory, some)
-        return replace(transfer, phases_s={"parse": parse_s, **transfer.phases_s})
 
     def _open(self, number: int, writer: Writer, directory: str | Path) -> RestoredFile:
         windows = map(self._placement.window, self._placement.tensors(number))
         payload = [self._pool.memory[start:stop] for start, stop, _ in windows]
         path, file_format = self.files[number].path, self.files[number].format
         return RestoredFile.open(path, file_format, payload, writer, directory)
-
-    def load(self, writer: Writer, directory: str | Path) -> tuple[Transfer, list[dict[Any, Any]]]:
-        """Restore every file into new memory, which takes the size of the checkpoint.
-
-        Calls the formats' own `load`, like a trainer. `verify_states` compares the result.
-        """
-        loaded: list[dict[Any, Any]] = []
-        numbers = range(len(self.files))
-        parts = (self._load(number, writer, directory, loaded) for number in numbers)
-        return Transfer.total(parts), loaded
-
-    def _load(
-        self, number: int, writer: Writer, directory: str | Path, loaded: list[dict[Any, Any]]
-    ) -> Transfer:
-        began = time.perf_counter()
-        path, file_format = self.files[number].path, self.files[number].format
-        found: dict[Any, Any]
-        if self.subset is not None:
-            found, image = self._allocate(number, writer, directory)
-            found = dict(flat(found))
-            some = [found[name] for name in self.wanted[number]]
-            transfer = writer.read_ranges(image, directory, ranges_of(image, some))
-        elif file_format == "safetensors":
-            found, transfer = safetensors.load(path, directory, writer)
-        elif file_format == "torch":
-            found, transfer = torch_file.load(path, directory, writer)
-        else:
-            found, image = self._allocate(number, writer, directory)
-            transfer = writer.read(image, directory)
-        loaded.append(found)
-        parse_s = time.perf_counter() - began - transfer.elapsed_s
-        return replace(transfer, phases_s={"parse": parse_s, **transfer.phases_s})
 
     def _allocate(
         self, number: int, writer: Writer, directory: str | Path
@@ -346,7 +314,10 @@ class Replay:
         return found, FileImage.of(path, found.values())
 
     def verify(self, writer: Writer, directory: str | Path) -> Verified:
-        """Compare every tensor with what was saved, after `restore`; see `Digests`."""
+        """Compare what `restore` read with what was saved, and free new memory; see `Digests`."""
+        if self._loaded:
+            loaded, self._loaded = self._loaded, []
+            return self.verify_states(loaded)
         reopen = partial(self._open, writer=writer, directory=directory)
         verified = self._digests.compare_files(self.wanted, reopen)
         self._pool.intact = not verified.mismatches

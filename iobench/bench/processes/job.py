@@ -185,7 +185,6 @@ class Job:
         self.contenders, self._nodes = contenders, nodes
         self._slicings: dict[tuple[int, Sliced], Slicing] = {}
         self._number, self._source = number, source
-        self._of_slices: dict[CheckpointRef, Contender] = {}
         self._memory = OperationMemory()
         self._kept: dict[str, str] = {}
         every = (*files, *source_files)
@@ -483,11 +482,8 @@ class Job:
         one = self.contenders[ref.contender]
         if ref.sliced is None or not isinstance(one, WriterContender):
             return one
-        if ref not in self._of_slices:  # what it has restored is verified later
-            slices = self._slicing(ref.shape, ref.sliced).slices
-            writer = SlicedFiles(one.writer, ref.directory, slices, own_name)
-            self._of_slices = {ref: WriterContender(writer)}
-        return self._of_slices[ref]
+        slices = self._slicing(ref.shape, ref.sliced).slices
+        return WriterContender(SlicedFiles(one.writer, ref.directory, slices, own_name))
 
     @staticmethod
     def _done(one: Contender, replay: Replay, transfer: Transfer) -> Done:
