@@ -30,12 +30,11 @@ from iobench.integrations import safetensors_open
 from iobench.integrations.default_writer import chosen_writer
 from iobench.integrations.replacing import bypass
 from iobench.integrations.stock_path import (
+    StockCall,
     StockPath,
     Unsupported,
-    load_or_stock,
     log_fallback,
     path_of,
-    save_or_stock,
 )
 from iobench.writers.base import Writer
 from iobench.writers.config import WriterLike
@@ -71,12 +70,11 @@ def save_file(
 
     Raises SaveFileError, which is a SafetensorError and an OSError, and UnavailableError.
     """
-    save_or_stock(
+    StockCall(
         "safetensors.torch.save_file",
         filename,
-        lambda: prepare_save(chosen_writer(writer), tensors, filename, metadata),
         lambda: safetensors.torch.save_file(tensors, filename, metadata),
-    )
+    ).save(lambda: prepare_save(chosen_writer(writer), tensors, filename, metadata))
 
 
 def load_file(
@@ -94,12 +92,12 @@ def load_file(
     is raised for an object.
     """
     chosen = chosen_writer(writer)
-    return load_or_stock(
+    loaded: dict[str, torch.Tensor] = StockCall(
         "safetensors.torch.load_file",
         filename,
-        lambda: load_by(chosen, filename, device, backend=backend)[0],
         lambda: safetensors.torch.load_file(filename, device, backend=backend),
-    )
+    ).load(lambda: load_by(chosen, filename, device, backend=backend))
+    return loaded
 
 
 def safe_open(
@@ -127,14 +125,16 @@ def safe_open(
     def on_stock(why: Exception) -> None:
         log_fallback(safetensors_open.NAME, filename, why)
 
-    return load_or_stock(
+    def ours() -> tuple[safetensors_open.OpenFile, None]:
+        return safetensors_open.OpenFile(
+            chosen, filename, framework, device, backend=backend, on_stock=on_stock
+        ), None
+
+    return StockCall(
         safetensors_open.NAME,
         filename,
-        lambda: safetensors_open.OpenFile(
-            chosen, filename, framework, device, backend=backend, on_stock=on_stock
-        ),
         lambda: safetensors.safe_open(filename, framework, device, backend=backend),
-    )
+    ).load(ours)
 
 
 def load_sharded(

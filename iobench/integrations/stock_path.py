@@ -1,5 +1,7 @@
 """StockPath: a path of a stock function, checked that a writer leaves the same result there.
 
+StockCall: a call by a writer, or by the stock function where the results would differ.
+
 Stock functions write into an existing file: its permissions, owner, hard links and attributes stay,
 and pipes and devices receive the bytes. Writers create a new file and rename it. Where the result
 would differ, only the stock function can save: `Unsupported`.
@@ -13,7 +15,7 @@ import os
 import stat
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import Any, Literal
 
 from iobench.environment.mounts import read_mounts
 from iobench.errors import UsageError
@@ -21,8 +23,7 @@ from iobench.integrations.replacing import bypass
 from iobench.writers.base import Writer
 from iobench.writers.s3_store.errors import status_of
 from iobench.writers.s3_store.target import is_s3
-
-_T = TypeVar("_T")
+from iobench.writers.transfer import Transfer
 
 _log = logging.getLogger("iobench")
 _SPARE_BYTES = 16 * 2**20  # for the file system's own metadata
@@ -84,41 +85,82 @@ def check_stock_can(
     raise why
 
 
-def save_or_stock(
-    function: str,
-    file: object,
-    prepare: Callable[[], Callable[[], object]],
-    stock: Callable[[], object],
-) -> None:
-    """Save by what `prepare` returns; by `stock`, with a line in the log, if it is Unsupported."""
-    with bypass():
-        try:
-            write = prepare()
-        except Unsupported as why:
-            check_stock_can("write to", function, file, why)
-            log_fallback(function, file, why)
-            stock()
-        except NotPicklable as why:
-            raise why.error from None
-        else:
-            write()
+class StockCall:
+    """A call of a stock function that the writer makes, or else the stock function.
 
-
-def load_or_stock(
-    function: str, file: object, ours: Callable[[], _T], stock: Callable[[], _T]
-) -> _T:
-    """Return what `ours` returns; after any error what `stock` does, with a line in the log.
-
-    So callers get the errors that they know.
+    This is the call of a drop-in. The stock function makes it where the writer's is Unsupported; a
+    load also after any other error, so that callers get the errors that they know. The logger
+    `iobench` reports that. For objects in buckets see `check_stock_can`.
     """
-    with bypass():
+
+    falls_back: tuple[type[Exception], ...] = (Unsupported,)
+    """What the description of a file raises where the stock function saves."""
+    unwritten: tuple[type[Exception], ...] = ()
+    """The same of the write."""
+    nested = ""
+    """Why calls inside this one are made by the stock functions; see `bypass`."""
+
+    def __init__(self, function: str, file: object, stock: Callable[[], Any]) -> None:
+        """`file` is the file argument. `stock` makes the call of `function` by the stock one."""
+        self.function, self.file, self.stock = function, file, stock
+
+    def save(self, prepare: Callable[[], Callable[[], Transfer]]) -> Any:
+        """Save by what `prepare` returns. Raises its other errors, those of pickling and writing.
+
+        `prepare` describes the file, and writes nothing.
+        """
         try:
-            return ours()
+            with bypass(self.nested):
+                write = prepare()
+        except NotPicklable as why:  # stock would raise it too, after truncating the old file
+            self.failed()
+            raise why.error from None
+        except self.falls_back as why:
+            refused = why
+        else:
+            try:
+                with bypass(self.nested):
+                    self.redirected(write())
+                return None
+            except self.unwritten as why:
+                refused = why
+            except Exception:
+                self.failed()
+                raise
+        return self._refused("write to", refused)
+
+    def load(self, ours: Callable[[], tuple[Any, Transfer | None]]) -> Any:
+        """Return what `ours` returns, which also reports how it was read, if it was."""
+        try:
+            with bypass(self.nested):
+                found, moved = ours()
         except Exception as why:  # noqa: BLE001 -- stock loads it, or raises its own error
-            check_stock_can("read", function, file, why)
-            found = stock()
-            log_fallback(function, file, why)
+            refused = why
+        else:
+            self.redirected(moved)
             return found
+        return self._refused("read", refused)
+
+    def _refused(self, doing: Literal["read", "write to"], why: Exception) -> Any:
+        try:
+            check_stock_can(doing, self.function, self.file, why)
+        except Exception:
+            self.failed()
+            raise
+        return self.by_stock(doing, why)
+
+    def redirected(self, moved: Transfer | None) -> None:
+        """Note that the writer made the call."""
+
+    def failed(self) -> None:
+        """Note that neither made it."""
+
+    def by_stock(self, doing: Literal["read", "write to"], why: Exception) -> Any:  # noqa: ARG002
+        """Let the stock function make the call, and report that."""
+        with bypass():
+            found = self.stock()
+        log_fallback(self.function, self.file, why)
+        return found
 
 
 def _object(file: object) -> str:

@@ -32,11 +32,10 @@ from iobench.integrations.default_writer import chosen_writer
 from iobench.integrations.replacing import bypass
 from iobench.integrations.stock_path import (
     NotPicklable,
+    StockCall,
     StockPath,
     Unsupported,
-    load_or_stock,
     path_of,
-    save_or_stock,
 )
 from iobench.writers.base import Writer
 from iobench.writers.config import WriterLike
@@ -70,12 +69,8 @@ def save(
     """
     options = (pickle_module, pickle_protocol)
     flags = (_use_new_zipfile_serialization, _disable_byteorder_record)
-    save_or_stock(
-        "torch.save",
-        f,
-        lambda: prepare_save(chosen_writer(writer), obj, f, *options, *flags),
-        lambda: torch.save(obj, f, *options, *flags),
-    )
+    call = StockCall("torch.save", f, lambda: torch.save(obj, f, *options, *flags))
+    call.save(lambda: prepare_save(chosen_writer(writer), obj, f, *options, *flags))
 
 
 def load(
@@ -102,12 +97,8 @@ def load(
     """
     given: dict[str, Any] = {"weights_only": weights_only, "mmap": mmap, **pickle_load_args}
     chosen = chosen_writer(writer)
-    return load_or_stock(
-        "torch.load",
-        f,
-        lambda: load_by(chosen, f, map_location, pickle_module, **given)[0],
-        lambda: torch.load(f, map_location, pickle_module, **given),
-    )
+    call = StockCall("torch.load", f, lambda: torch.load(f, map_location, pickle_module, **given))
+    return call.load(lambda: load_by(chosen, f, map_location, pickle_module, **given))
 
 
 def prepare_save(

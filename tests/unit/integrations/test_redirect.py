@@ -26,8 +26,8 @@ from iobench.errors import TransferError, UnavailableError, UsageError
 from iobench.integrations import replacing
 from iobench.integrations.redirect.call_counts import CallCounts, Count, Function, merged
 from iobench.integrations.redirect.launch import ExecOutcome, launch, summary, write_report
+from iobench.integrations.redirect.patches import Redirect
 from iobench.integrations.redirect.process import Watch
-from iobench.integrations.redirect.redirect import Redirect
 from iobench.integrations.stock_path import Unsupported
 from iobench.writers.base import Availability
 from iobench.writers.buffered import BufferedWriter
