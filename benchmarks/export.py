@@ -41,7 +41,7 @@ from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
 import iobench
 from iobench.exports.export import export
 from iobench.units import MIB, parse_size
-from iobench.verification.file_tree import FileTree
+from iobench.verification.inventory import FileTree
 from iobench.verification.reading import FileRange, read_ahead
 from iobench.verification.verify import verify
 

@@ -19,8 +19,7 @@ from iobench.checkpoint.ranked.messages import Part
 from iobench.checkpoint.rate_limit import RateLimit
 from iobench.checkpoint.retention import Retention
 from iobench.checkpoint.save import Save
-from iobench.checkpoint.staged import Staged
-from iobench.checkpoint.store import CheckpointStore
+from iobench.checkpoint.store import CheckpointStore, Staged
 from iobench.ranks.world import World
 from iobench.writers.base import Writer
 from iobench.writers.image import Bytes, FileImage

@@ -27,8 +27,8 @@ from iobench.checkpoint.place import (
     SaveParticipant,
     Written,
 )
-from iobench.checkpoint.staged import Staged
 from iobench.checkpoint.state_tree import FlatState, Template, flatten
+from iobench.checkpoint.store import Staged
 from iobench.errors import StateError
 from iobench.formats.collector import collector_paused
 from iobench.formats.many_parts import Numbers, PartsImage, ScatteredImage

@@ -29,9 +29,8 @@ from iobench.checkpointer.restoring import Restoring
 from iobench.errors import OptionError, UsageError
 from iobench.ranks.control import Control
 from iobench.ranks.world import AnyWorld, World
-from iobench.remote.local_tier import LocalTier
+from iobench.remote.local_tier import LocalTier, Placing
 from iobench.remote.placement import Placement
-from iobench.remote.placing import Placing
 from iobench.remote.remote import AnyTier, GivenTiers
 from iobench.remote.snapshot_memory import SnapshotMemory
 from iobench.replicas.partner import Partner

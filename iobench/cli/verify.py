@@ -40,8 +40,8 @@ def verify(
         --values: Count NaN, infinities and tensors of zeros.
         --writer WRITERS: Reads: a writer or writer.toml. [hybrid; s3 in a bucket]
     """
-    from iobench.verification.against import verify_against
     from iobench.verification.verify import verify as verify_path
+    from iobench.verification.verify import verify_against
 
     if against is not None and (len(paths) > 1 or record):
         raise UsageError("--against compares one PATH with OTHER, without --record")

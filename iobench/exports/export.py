@@ -38,8 +38,7 @@ from iobench.ranks.world import AnyWorld, World
 from iobench.units import MIB, parse_size
 from iobench.verification.dcp import DATA, METADATA
 from iobench.verification.directories import SIDECAR
-from iobench.verification.file_tree import FileTree
-from iobench.verification.inventory import CheckedRange, ListedFile, VerifyInventory
+from iobench.verification.inventory import CheckedRange, FileTree, ListedFile, VerifyInventory
 from iobench.verification.reading import OnRead, read_all
 from iobench.verification.tensor_files import has_tensors
 from iobench.verification.verify import writer_for

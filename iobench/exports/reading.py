@@ -17,9 +17,9 @@ from iobench.exports.layouts import ExportTensor
 from iobench.formats.read_ahead import FileRange, joined, read_ahead
 from iobench.formats.tensors import tensor_bytes, tensor_from_bytes, torch_dtype
 from iobench.units import format_size
-from iobench.verification.file_tree import FileTree
 from iobench.verification.inventory import (
     CheckedRange,
+    FileTree,
     ListedTensor,
     TensorPart,
     VerifyInventory,

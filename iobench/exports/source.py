@@ -30,8 +30,7 @@ from iobench.errors import DataMismatchError, TransferError, UsageError
 from iobench.formats.tensors import torch_dtype
 from iobench.verification import dcp
 from iobench.verification.directories import inventory_of
-from iobench.verification.file_tree import FileTree
-from iobench.verification.inventory import ListedTensor, TensorPart, VerifyInventory
+from iobench.verification.inventory import FileTree, ListedTensor, TensorPart, VerifyInventory
 from iobench.writers.base import StoredReader, Writer
 
 

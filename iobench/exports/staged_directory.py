@@ -13,7 +13,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from iobench import linux
-from iobench.checkpoint.staged import STAGING_SUFFIX, exchange, reraise
+from iobench.checkpoint.store import STAGING_SUFFIX, exchange, reraise
 from iobench.errors import TargetError, TransferError, UsageError, transfer_errors
 from iobench.writers.local.directory_lock import LOCK, DirectoryLock
 from iobench.writers.local.new_file import (

@@ -13,8 +13,8 @@ import xxhash
 
 from iobench.errors import DataMismatchError
 from iobench.formats.tensors import torch_dtype
+from iobench.offload.files import Mover
 from iobench.offload.layout import BLOCK, DATA_FILES, DataFile, ParameterPiece, StateLayout
-from iobench.offload.mover import Mover
 from iobench.offload.record import (
     NOWHERE,
     ROW,

@@ -14,8 +14,8 @@ from torch.optim.optimizer import Optimizer, ParamsT
 from iobench.checkpoint.place import SaveParticipant
 from iobench.errors import OptionError, UsageError
 from iobench.offload.engine import EngineOptions
+from iobench.offload.files import warn_without_io_uring
 from iobench.offload.groups import DEFAULTS, check_values, kind_of
-from iobench.offload.mover import warn_without_io_uring
 from iobench.offload.record import Pin
 from iobench.offload.restore import Restored, Wanted, saved_extra
 from iobench.offload.state import OptimizerState
@@ -207,8 +207,10 @@ class AdamW(Optimizer):
 
     def save_participant(self) -> SaveParticipant:
         """Return what takes part in the saves of a `Checkpointer(..., offload=optimizer)`."""
-        from iobench.offload.pin_ledger import PinLedger  # here: it takes time to import
-        from iobench.offload.sharded_saves import ShardedSaves
+        from iobench.offload.saves import (
+            PinLedger,  # here: it takes time to import
+            ShardedSaves,
+        )
 
         state = self._open_state()
         return ShardedSaves(state) if state.ranks.sharded else PinLedger(state)

@@ -21,9 +21,13 @@ from iobench.checkpoint.retention import KeepAll, Retention, readable_manifest
 from iobench.checkpoint.save import Save
 from iobench.checkpoint.store import CheckpointStore, DirectoryStore, store_at
 from iobench.errors import OptionError, TransferError, UsageError
-from iobench.remote.directory_copy import DRAINING_SUFFIX, DirectoryCopy
 from iobench.remote.memory import Memory
-from iobench.remote.object_copy import ObjectCopy
+from iobench.remote.remote_copy import (
+    DRAINING_SUFFIX,
+    DirectoryCopy,
+    ObjectCopy,
+    RemoteCopy,
+)
 from iobench.units import format_seconds, parse_seconds, parse_size
 from iobench.writers.base import Writer
 from iobench.writers.config import writer_of
@@ -32,13 +36,6 @@ from iobench.writers.removal import remove_all, remove_entry, warn_of
 from iobench.writers.s3 import S3Writer
 from iobench.writers.s3_store.target import is_s3
 from iobench.writers.s3_store.upload import leaving_failed
-
-RemoteCopy = DirectoryCopy | ObjectCopy
-"""A checkpoint on its way to the remote tier. It is visible there only after `publish`.
-
-What an attempt has sent stays there when it ends early, also by kill -9. The next attempt compares
-it with the source and sends only the rest.
-"""
 
 OnBacklog = Literal["wait", "drop"]
 

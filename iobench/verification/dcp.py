@@ -17,8 +17,14 @@ from iobench.formats.dcp_file import ALIGNMENT
 from iobench.formats.tensor_layouts import reach_bytes
 from iobench.formats.tensors import dtype_name
 from iobench.formats.torch_index import DAMAGE, TorchIndex
-from iobench.verification.file_tree import CachedSource, Slice, unreadable
-from iobench.verification.inventory import ListedTensor, TensorPart, VerifyInventory
+from iobench.verification.inventory import (
+    CachedSource,
+    ListedTensor,
+    Slice,
+    TensorPart,
+    VerifyInventory,
+    unreadable,
+)
 from iobench.verification.tensor_files import REFUSED, Other, add_zip, tensors_of_zip
 
 METADATA, DATA = ".metadata", ".distcp"

@@ -11,8 +11,7 @@ from itertools import accumulate
 from iobench.checkpoint.manifest import MANIFEST, FileRecord, Manifest, step_of
 from iobench.errors import DataMismatchError, TransferError
 from iobench.verification import dcp
-from iobench.verification.file_tree import FileTree, unreadable
-from iobench.verification.inventory import CheckedRange, VerifyInventory
+from iobench.verification.inventory import CheckedRange, FileTree, VerifyInventory, unreadable
 from iobench.verification.tensor_files import add_file, has_tensors
 
 SIDECAR = "iobench-verify.json"

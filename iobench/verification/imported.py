@@ -64,7 +64,7 @@ def document_of(path: str, *, anonymous: bool) -> dict[str, Any]:
     WorkloadFileError for what is damaged or no checkpoint, and TransferError.
     """
     from iobench.verification.directories import SIDECAR, inventory_of
-    from iobench.verification.file_tree import FileTree
+    from iobench.verification.inventory import FileTree
     from iobench.verification.verify import writer_for
     from iobench.workloads.schema import SCHEMA
 

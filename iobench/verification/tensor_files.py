@@ -18,12 +18,12 @@ from iobench.formats.tensor_layouts import reach_bytes
 from iobench.formats.tensors import dtype_name
 from iobench.formats.torch_index import DAMAGE, TorchIndex, unpickled
 from iobench.formats.torch_zip import ZipDirectory
-from iobench.verification.file_tree import unreadable
 from iobench.verification.inventory import (
     CheckedRange,
     ListedTensor,
     TensorPart,
     VerifyInventory,
+    unreadable,
 )
 from iobench.writers.base import Source
 

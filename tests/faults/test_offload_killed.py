@@ -57,8 +57,8 @@ def test_failures_reach_the_trainer(point, action, kills, tmp_path) -> None:
 
 
 _STORE = "iobench.offload.store.GenerationStore"
-_LEDGER = "iobench.offload.pin_ledger.PinLedger"
-_PUBLISH = "iobench.checkpoint.staged.StagedCheckpoint.publish"
+_LEDGER = "iobench.offload.saves.PinLedger"
+_PUBLISH = "iobench.checkpoint.store.StagedCheckpoint.publish"
 _COMMITTED = "iobench.checkpoint.ledger.Ledger.committed"
 _CALLS = {
     f"{_STORE}.pin": 5,

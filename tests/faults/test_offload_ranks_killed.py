@@ -162,7 +162,7 @@ def test_random_points(jobs) -> None:
         raise
 
 
-_SAVES = "iobench.offload.sharded_saves.ShardedSaves"
+_SAVES = "iobench.offload.saves.ShardedSaves"
 _PHASES = [
     f"{_SAVES}.added_to:before:2",
     f"{_STORE}.commit:before:2",

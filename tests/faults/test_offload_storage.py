@@ -19,7 +19,7 @@ from support.preloaded import run_preloaded
 
 from iobench.errors import TransferError
 from iobench.offload import AdamW
-from iobench.offload.mover import ThreadRing
+from iobench.offload.files import ThreadRing
 from iobench.units import MIB
 
 

@@ -25,7 +25,7 @@ from support.offload_training import (
 import iobench
 import iobench.torch
 from iobench.checkpoint.manifest import MANIFEST
-from iobench.checkpoint.staged import STAGING_SUFFIX
+from iobench.checkpoint.store import STAGING_SUFFIX
 from iobench.exports.staged_directory import StagedDirectory
 from iobench.formats import safetensors
 from iobench.integrations.dcp import StorageWriter

@@ -30,9 +30,9 @@ _POINTS = {
 
 _LEADS = {
     "looks at parts": f"{_PARTS}.dcp_files.DcpFormat._part:before:4",
-    "manifest": "iobench.checkpoint.staged.StagedCheckpoint._write_manifest:before:2",
-    "before rename": "iobench.checkpoint.staged.StagedCheckpoint._write_manifest:after:2",
-    "after rename": "iobench.checkpoint.staged.StagedCheckpoint.publish:after:2",
+    "manifest": "iobench.checkpoint.store.StagedCheckpoint._write_manifest:before:2",
+    "before rename": "iobench.checkpoint.store.StagedCheckpoint._write_manifest:after:2",
+    "after rename": "iobench.checkpoint.store.StagedCheckpoint.publish:after:2",
     "retention": "iobench.checkpoint.ledger.Ledger.committed:before:2",
 }
 """Points of rank 0 alone."""

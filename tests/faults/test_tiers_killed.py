@@ -59,9 +59,9 @@ _DIRECTORY = {
     "iobench.remote.source_file.SourceFile.fill:before:2": BLOCK_BYTES,
     "iobench.remote.source_file.SourceFile.fill:after:3": 2 * BLOCK_BYTES,
     "iobench.writers.file_writer.FileWriter.write_ranges:after": _SIZE,
-    "iobench.remote.directory_copy.DirectoryCopy.publish:before": _SIZE,
-    "iobench.checkpoint.staged.StagedCheckpoint._write_manifest:after:2": _SIZE,
-    "iobench.remote.directory_copy.DirectoryCopy.publish:after": _SIZE,
+    "iobench.remote.remote_copy.DirectoryCopy.publish:before": _SIZE,
+    "iobench.checkpoint.store.StagedCheckpoint._write_manifest:after:2": _SIZE,
+    "iobench.remote.remote_copy.DirectoryCopy.publish:after": _SIZE,
 }
 """Points, and the least bytes that need not be sent again, if one block at a time is written."""
 _BUCKET = {

@@ -14,7 +14,7 @@ from support.preloaded import Preloaded, run_preloaded
 
 from iobench.bench.fio import FILE_NAME
 from iobench.bench.targets.directory import PREFIX
-from iobench.checkpoint.staged import STAGING_SUFFIX
+from iobench.checkpoint.store import STAGING_SUFFIX
 from iobench.environment import fio_version
 from iobench.formats.safetensors_header import header_bytes
 from iobench.results import read

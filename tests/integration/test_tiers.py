@@ -19,10 +19,10 @@ from iobench.checkpoint import ledger
 from iobench.checkpoint.object_store import ObjectStore
 from iobench.checkpoint.save import Copy
 from iobench.errors import OptionError, TargetError, TransferError
-from iobench.remote.directory_copy import DRAINING_SUFFIX, DirectoryCopy
 from iobench.remote.drain import exceeded
 from iobench.remote.file_copier import FileCopier
 from iobench.remote.remote import RemoteTier
+from iobench.remote.remote_copy import DRAINING_SUFFIX, DirectoryCopy
 from iobench.remote.tiered_store import TieredStore
 from iobench.writers.s3 import S3Writer
 from iobench.writers.s3_store.objects import S3Objects

@@ -15,10 +15,10 @@ from iobench import Checkpointer, KeepLast, Placement, Remote, load_checkpoint
 from iobench.checkpoint.manifest import MANIFEST
 from iobench.checkpoint.save import Copy
 from iobench.errors import OptionError, TransferError
-from iobench.remote.directory_copy import DirectoryCopy
 from iobench.remote.drain import Drain
 from iobench.remote.file_copier import FileCopier
 from iobench.remote.placement import LOCAL, REMOTE
+from iobench.remote.remote_copy import DirectoryCopy
 from iobench.units import MIB
 from iobench.writers.image import FileImage
 from iobench.writers.s3 import S3Writer

@@ -327,7 +327,7 @@ def test_damage_is_not_recorded(corpus, tmp_path) -> None:
 )
 def test_against(one: str, other: str, corpus, tmp_path) -> None:
     """Formats and prefixes do not matter; a value, a shape and a missing tensor do."""
-    from iobench.verification.against import verify_against
+    from iobench.verification.verify import verify_against
 
     first = corpus(one) / "step-10" if one == "run" else corpus(one)
     second = corpus(other)

@@ -38,7 +38,7 @@ _MODULES = (
         "iobench.checkpoint.ranked.dcp_files",
     ),
     *("iobench.checkpoint.stored", "iobench.replicas.replicator", "iobench.integrations.dcp"),
-    *("iobench.offload.optimizer", "iobench.offload.pin_ledger"),
+    *("iobench.offload.optimizer", "iobench.offload.saves"),
     *("iobench.remote.local_tier", "iobench.remote.tiered_store"),
 )
 _BEGIN = "from support.preloaded import serve; serve()"

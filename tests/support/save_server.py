@@ -37,7 +37,7 @@ os.environ["OPENBLAS_NUM_THREADS"] = "1"  # numpy would start threads, which a f
 import numpy as np
 
 from iobench.checkpoint.object_store import StagedObjects
-from iobench.checkpoint.staged import StagedCheckpoint
+from iobench.checkpoint.store import StagedCheckpoint
 from iobench.writers import registry
 from iobench.writers.base import Writer
 from iobench.writers.image import Bytes, FileImage

@@ -29,7 +29,7 @@ from iobench.bench.ranks.members import OPERATION_S, SETUP_S
 from iobench.bench.targets.base import OpenTarget
 from iobench.bench.targets.cold import EvictedFiles, FilesBelow, evict
 from iobench.bench.targets.directory import LocalTargets
-from iobench.checkpoint.staged import reraise
+from iobench.checkpoint.store import reraise
 from iobench.environment.memory import peak_bytes, private_bytes, reset_peak
 from iobench.ranks.control import Control
 from iobench.ranks.exchange import Reader, Transport

@@ -15,7 +15,7 @@ from iobench.bench.counters.sampler import Sampler
 from iobench.bench.targets.cold import EvictedFiles, FilesBelow, make_cold, resident_bytes
 from iobench.bench.targets.instruments import Changes, Instruments
 from iobench.bench.targets.settle import Patience, settled
-from iobench.checkpoint.staged import Staged
+from iobench.checkpoint.store import Staged
 from iobench.environment import DeviceMonitor, Machine, Storage
 from iobench.results.records import Cold, Stored
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from iobench import linux
 from iobench.bench.processes.interrupts import deferred_interrupts
 from iobench.bench.targets.base import OpenTarget
-from iobench.checkpoint.staged import StagedCheckpoint
+from iobench.checkpoint.store import StagedCheckpoint
 from iobench.environment import DeviceMonitor, Machine, Storage, describe_machine, describe_storage
 from iobench.environment.mounts import mount_id_of, mounts_in
 from iobench.environment.storage import check_directory

@@ -40,8 +40,8 @@ from iobench.checkpoint.ranked.structure import (
     stock_values,
     value_file,
 )
-from iobench.checkpoint.staged import Staged
 from iobench.checkpoint.state_tree import json_text, parsed
+from iobench.checkpoint.store import Staged
 from iobench.errors import DataMismatchError, StateError, TargetError, TransferError
 from iobench.formats.collector import collector_paused
 from iobench.formats.dcp_file import DcpFile

@@ -28,8 +28,7 @@ from iobench.checkpoint.manifest import Manifest
 from iobench.checkpoint.retention import by_age
 from iobench.checkpoint.save import Save
 from iobench.checkpoint.slots import Slot
-from iobench.checkpoint.staged import STAGING_SUFFIX
-from iobench.checkpoint.store import DirectoryStore
+from iobench.checkpoint.store import STAGING_SUFFIX, DirectoryStore
 from iobench.errors import (
     DataMismatchError,
     OptionError,
@@ -294,7 +293,7 @@ def test_what_was_replaced_cannot_be_removed(make: Make, runs: Path, monkeypatch
         raise TransferError(errno.EACCES, "removing: Permission denied", str(path))
 
     with monkeypatch.context() as patch:
-        patch.setattr("iobench.checkpoint.staged.remove_entry", fail)
+        patch.setattr("iobench.checkpoint.store.remove_entry", fail)
         with pytest.warns(RuntimeWarning, match="cannot be removed .* Permission denied"):
             ckpt.save(_state(20), 2)
     assert _statuses(ckpt)[-1] == (2, "committed")
@@ -323,15 +322,15 @@ def test_killed_while_it_replaces(make: Make, runs: Path, monkeypatch, renames: 
     monkeypatch.setattr("iobench.linux.exchange_names", _cannot_exchange)
     with monkeypatch.context() as patch:
         patch.setattr(Path, "rename", rename)
-        patch.setattr("iobench.checkpoint.staged.remove_entry", lambda _: None)
-        patch.setattr("iobench.checkpoint.staged.sync_directory", lambda _: None)
+        patch.setattr("iobench.checkpoint.store.remove_entry", lambda _: None)
+        patch.setattr("iobench.checkpoint.store.sync_directory", lambda _: None)
         with contextlib.suppress(SystemExit):
             ckpt.save(_state(20), 2)
     assert len(done) == renames
     ckpt.close()
     synced: list[Path] = []
     with monkeypatch.context() as patch:
-        patch.setattr("iobench.checkpoint.staged.sync_directory", synced.append)
+        patch.setattr("iobench.checkpoint.store.sync_directory", synced.append)
         ckpt = make()
     assert synced == ([runs] if renames == 1 else [])  # a name that is put back is durable
     assert ckpt.steps() == [1, 2]

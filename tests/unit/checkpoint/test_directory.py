@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from iobench import Checkpointer, KeepLast, load_checkpoint
-from iobench.checkpoint.staged import STAGING_SUFFIX
+from iobench.checkpoint.store import STAGING_SUFFIX
 from iobench.errors import TargetError, TransferError
 
 

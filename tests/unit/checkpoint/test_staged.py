@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from iobench import linux
-from iobench.checkpoint import staged
+from iobench.checkpoint import store
 from iobench.checkpoint.manifest import MANIFEST
 from iobench.checkpoint.object_store import StagedObjects
-from iobench.checkpoint.staged import STAGING_SUFFIX, StagedCheckpoint
+from iobench.checkpoint.store import STAGING_SUFFIX, StagedCheckpoint
 from iobench.errors import TargetError, TransferError
 from iobench.writers.local import new_file
 from iobench.writers.local.directory_lock import LOCK, DirectoryLock, lock_directory
@@ -42,14 +42,14 @@ def _checkpoint(final: Path, fill: Callable[[Path], object]) -> None:
 
 def _sync_broken_in(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Syncing `directory` fails; other directories are synced as ever."""
-    working = staged.sync_directory
+    working = store.sync_directory
 
     def sync(which: str | Path) -> None:
         if Path(which) == directory:
             _broken()
         working(which)
 
-    monkeypatch.setattr(staged, "sync_directory", sync)
+    monkeypatch.setattr(store, "sync_directory", sync)
 
 
 def test_order_of_commit(tmp_path: Path, monkeypatch) -> None:
@@ -68,7 +68,7 @@ def test_order_of_commit(tmp_path: Path, monkeypatch) -> None:
         os.rename(self, target)
         return target
 
-    monkeypatch.setattr(staged, "sync_directory", note_sync)
+    monkeypatch.setattr(store, "sync_directory", note_sync)
     with StagedCheckpoint(final) as checkpoint:
         (checkpoint.directory / "a" / "b").mkdir(parents=True)
         monkeypatch.setattr(Path, "rename", note_rename)

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from iobench.errors import DataMismatchError, UsageError
 from iobench.exports.reading import check_fits, read_tensors
-from iobench.verification.file_tree import FileTree
-from iobench.verification.inventory import CheckedRange, ListedTensor, TensorPart
+from iobench.verification.inventory import CheckedRange, FileTree, ListedTensor, TensorPart
 from iobench.writers.buffered import BufferedWriter
 
 

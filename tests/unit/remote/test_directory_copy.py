@@ -11,7 +11,7 @@ import pytest
 
 from iobench.checkpoint.rate_limit import RateLimit, StoppedError
 from iobench.errors import TargetError, TransferError
-from iobench.remote.directory_copy import DRAINING_SUFFIX, DirectoryCopy
+from iobench.remote.remote_copy import DRAINING_SUFFIX, DirectoryCopy
 from iobench.remote.source_file import BLOCK_BYTES, SourceFile
 from iobench.writers.config import load_writer
 from iobench.writers.file_writer import FileWriter

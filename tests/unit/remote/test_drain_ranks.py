@@ -14,8 +14,7 @@ from iobench.checkpoint.save import Save
 from iobench.errors import RankError
 from iobench.ranks.control import Control
 from iobench.remote.file_copier import FileCopier
-from iobench.remote.local_tier import LocalTier
-from iobench.remote.placing import RemotePlace
+from iobench.remote.local_tier import LocalTier, RemotePlace
 from iobench.remote.queue import DrainQueue, Queued
 from iobench.remote.remote import Remote, RemoteTier
 

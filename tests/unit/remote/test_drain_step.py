@@ -12,11 +12,11 @@ from support.tiers import damage, settled, state, until
 
 from iobench import Checkpointer, KeepLast, Remote, load_checkpoint
 from iobench.errors import DataMismatchError
-from iobench.remote.directory_copy import DirectoryCopy
 from iobench.remote.drain import Drain
 from iobench.remote.file_copier import FileCopier
 from iobench.remote.queue import PENDING, Queued
 from iobench.remote.remote import RemoteTier
+from iobench.remote.remote_copy import DirectoryCopy
 from iobench.remote.source_file import LocalDamageError
 
 _SMALL = 1000
