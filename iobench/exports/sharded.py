@@ -25,7 +25,7 @@ from iobench.checkpoint.ranked.structure import empty_local, is_sharded, local_b
 from iobench.checkpoint.stored import WantedTensor
 from iobench.errors import DataMismatchError, StateMismatchError, TargetError, transfer_errors
 from iobench.formats.safetensors_file import SafetensorsFile, TensorInFile
-from iobench.formats.tensor_slices import GAP_BYTES, CutPart, Span, rows_of, spans
+from iobench.formats.tensor_slices import GAP_BYTES, CutImage, CutPart, Span, rows_of, spans
 from iobench.formats.tensors import dtype_name
 from iobench.ranks.control import Control, shared_control
 from iobench.ranks.restore_plan import RestoreMode, check_restore_mode
@@ -88,7 +88,7 @@ class ShardedLoad:
         self, home: str | Path, names: Sequence[str], like: Mapping[str, Any], writer: Writer
     ) -> None:
         """Read the headers of the files `names` in `home`. Raises what `load_sharded` raises."""
-        self._copy = StoredReader(writer, home)
+        self._writer, self._home = writer, home
         self._files = {name: SafetensorsFile(name, home, writer) for name in names}
         self._parts: dict[StoredPiece, _Part] = {}
         at = {name: file for file in self._files.values() for name in file.tensors}
@@ -134,25 +134,28 @@ class ShardedLoad:
 
     def read_alone(self) -> Transfer:
         """Fill the memory of all that is wanted, and ask no other rank."""
-        moved = [Meter().transfer(self._copy.name, "read", 0, durable=True, files=0)]
+        moved = [Meter().transfer(self._writer.name, "read", 0, durable=True, files=0)]
         for here in (True, False):
             pieces = [piece for piece, part in self._parts.items() if part.place.is_cpu == here]
-            for window in windows(pieces, sys.maxsize if here else AT_ONCE):
-                moved += [self._fill(self._files[path], some) for path, some in window.items()]
+            moved += map(self._fill, windows(pieces, sys.maxsize if here else AT_ONCE))
         return Transfer.total(moved)
 
-    def _fill(self, file: SafetensorsFile, pieces: Sequence[StoredPiece]) -> Transfer:
-        """Read pieces of a file; those of a device by way of the host."""
-        places = [self._parts[piece].place for piece in pieces]
-        memory = [one if one.is_cpu else torch.empty_like(one, device="cpu") for one in places]
-        cuts = []
-        for piece, into in zip(pieces, memory, strict=True):
-            span = self._parts[piece].span
-            cuts.append(CutPart(piece.start - span.start, span, into))
-        moved = file.fill(cuts)
-        for place, found in zip(places, memory, strict=True):
-            if found is not place:
-                place.copy_(found)
+    def _fill(self, window: Mapping[str, Sequence[StoredPiece]]) -> Transfer:
+        """Read pieces of all files in one call; those of a device by way of the host."""
+        images, copies = [], []
+        for path, pieces in window.items():
+            cuts = []
+            for piece in pieces:
+                span, place, _ = self._parts[piece]
+                into = place
+                if not place.is_cpu:
+                    into = torch.empty_like(place, device="cpu")
+                    copies.append((place, into))
+                cuts.append(CutPart(piece.start - span.start, span, into))
+            images.append(CutImage(path, self._files[path].size_bytes, cuts))
+        moved = self._writer.read_many(((one, one.ranges) for one in images), self._home)
+        for place, found in copies:
+            place.copy_(found)
         return moved
 
     def read(self, reader: PieceReader) -> Transfer:
@@ -162,7 +165,8 @@ class ShardedLoad:
             for path, file in self._files.items()
         }
         try:
-            return reader.read(self._copy, records, list(self._parts), self._deliver)
+            copy = StoredReader(self._writer, self._home)
+            return reader.read(copy, records, list(self._parts), self._deliver)
         finally:
             reader.finish()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import os
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -115,17 +115,13 @@ class SafetensorsFile:
         values = tensor.room(view)
         cuts = tensor.cuts(view, values)
         if cuts and alone:
-            self.fill(cuts)
+            slices = CutImage(self.path, self.size_bytes, cuts)
+            self._read(slices, slices.ranges)
         elif cuts:
             data, begin = self._run(tensor.run)
             for cut in cuts:
                 cut.take(data, begin)
         return values.to(self.device)
-
-    def fill(self, cuts: Sequence[CutPart]) -> Transfer:
-        """Read the slices of `cuts`, in the order of the file. Raises what `read` raises."""
-        image = CutImage(self.path, self.size_bytes, cuts)
-        return self._read(image, image.ranges)
 
     def _run(self, run: TensorRun) -> tuple[Bytes, int]:
         """Return the bytes of a run of small tensors, and where they begin in the file."""
@@ -140,13 +136,12 @@ class SafetensorsFile:
             self._runs.popitem(last=False)
         return data, begin
 
-    def _read(self, image: FileImage, ranges: Ranges) -> Transfer:
+    def _read(self, image: FileImage, ranges: Ranges) -> None:
         if os.getpid() != self._pid:  # a child must not use the rings and threads of its parent
             self._writer, self._pid = copy.copy(self._writer), os.getpid()
         moved = self._writer.read_ranges(image, self._target, ranges)
         self.check_unchanged()
         self._on_read(moved)
-        return moved
 
 
 def _offset(view: torch.Tensor) -> int:

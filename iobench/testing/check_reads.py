@@ -39,24 +39,36 @@ def partial_reads(harness: WriterHarness) -> None:
 
 @check(needs_storage=False)
 def reads_of_ranges(harness: WriterHarness) -> None:
-    """`read_ranges` fills exactly those bytes, whether ranges share a block or leave one out."""
+    """Exactly those bytes are filled, whether ranges share a block or leave one out.
+
+    By `read_ranges`, and by `read_many` of several files.
+    """
     block = harness.block_size
     size = 6 * block + 1000
-    data, room = content(size), content_at(3, size, seed=9)
-    wanted = room.copy()
-    harness.write(harness.image("file", data))
+    data, before = content(size), content_at(3, size, seed=9)
     ranges = [
         *((1, 5), (5, 5), (7, 300), (block - 1, block + 1)),
         *((2 * block + 7, 4 * block), (size - 1, size)),
     ]
-    target, image = harness.test_target.target, harness.image("file", room)
-    moved = harness.writer.read_ranges(image, target, ranges)
-    count = sum(stop - start for start, stop in ranges)
-    expect(moved.bytes == count, f"Transfer of {moved.bytes} bytes, {count} were asked for")
+    wanted, count = before.copy(), sum(stop - start for start, stop in ranges)
     for start, stop in ranges:
         wanted[start:stop] = data[start:stop]
-    if harness.stores:
-        expect_same(room, wanted, f"the file with {ranges}")
+    writer, target = harness.writer, harness.test_target.target
+    for names in (["file"], ["file", "other"]):
+        rooms = {name: before.copy() for name in names}
+        images = [harness.image(name, room) for name, room in rooms.items()]
+        for image in images:
+            harness.write(harness.image(image.path, data))
+        if len(images) == 1:
+            moved = writer.read_ranges(images[0], target, ranges)
+        else:
+            moved = writer.read_many([(image, ranges) for image in images], target)
+        asked = (len(names), count * len(names))
+        expect((moved.files, moved.bytes) == asked, f"Transfer of {moved.bytes} bytes, not {asked}")
+        for name, room in rooms.items():
+            if harness.stores:
+                expect_same(room, wanted, f"{name} with {ranges}")
+    image = images[0]
     for refused in ([(5, 6), (4, 5)], [(0, 10), (9, 12)], [(0, size + 1)]):
         expect_raises(ValueError, harness.writer.read_ranges, image, target, refused)
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from iobench.errors import UnavailableError, UsageError, transfer_errors
 from iobench.regular_file import open_regular
-from iobench.writers.image import Bytes, FileImage, Ranges
+from iobench.writers.image import Bytes, FileImage, FileRanges, Ranges
 from iobench.writers.options import WriterOptions
 from iobench.writers.stream import BlockStream
 from iobench.writers.transfer import Meter, Transfer
@@ -275,16 +275,22 @@ class Writer(ABC):
         UnavailableError. On failure the memory's content is undefined.
         """
 
-    def read_many(self, images: Iterable[FileImage], target: str | Path) -> Transfer:
+    def read_many(self, images: Iterable[FileImage | FileRanges], target: str | Path) -> Transfer:
         """Fill the memory of several images from their files, as `read` does with each.
 
-        A writer may keep blocks of several files in flight. On failure the memory's content is
-        undefined. Raises what `read` raises. The Transfer counts all files. An image is taken when
-        it is needed and released soon after: `images` may be a generator that makes them.
+        Of a pair (image, ranges), fill these ranges, as `read_ranges` does. A writer may keep
+        blocks of several files in flight. On failure the memory's content is undefined. Raises what
+        `read` raises. The Transfer counts all files. An image is taken when it is needed and
+        released soon after: `images` may be a generator that makes them.
         """
         self.check_scheme(target)
         none = Meter().transfer(self.name, "read", 0, durable=True, files=0)
-        parts = (self.read(image, target) for image in images)
+        parts = (
+            self.read_ranges(one[0], target, one[1])
+            if isinstance(one, tuple)
+            else self.read(one, target)
+            for one in images
+        )
         return Transfer.total(itertools.chain([none], parts))
 
     def read_ranges(self, image: FileImage, target: str | Path, ranges: Ranges) -> Transfer:

@@ -37,19 +37,23 @@ from iobench.writers.direct.engine import BlockingEngine, DirectEngine, RingEngi
 from iobench.writers.direct.file import FileSetting as FileSetting
 from iobench.writers.direct.file import IoPath, PathFile, PathSupport
 from iobench.writers.direct.in_flight import PyuringRing
-from iobench.writers.image import AnyMemory, Bytes, Extent, FileImage, Ranges
+from iobench.writers.image import AnyMemory, Bytes, Extent, FileImage, FileRanges, Ranges
 from iobench.writers.local.direct_file import NO_DIRECT_REMEDY, round_up
 from iobench.writers.local.new_file import (
     NewFile,
     ProbeFile,
-    open_source,
     reserve_blocks,
     try_directory,
 )
-from iobench.writers.local.posix import TOGETHER, PosixWriter
+from iobench.writers.local.posix import TOGETHER, OpenRead, PosixWriter
 from iobench.writers.options import WriterOptions
 from iobench.writers.stream import BlockStream, PlainSink
 from iobench.writers.transfer import Meter, Transfer
+
+
+def _whole(image: FileImage) -> FileRanges:
+    return image, [(0, image.size_bytes)]
+
 
 _FULL = "Make room there, or name another directory."
 
@@ -167,17 +171,21 @@ class FileWriter(PosixWriter):
         return max(self._how.threads, 2 if self._how.cached and image.on_device else 1)
 
     def _receive(self, fd: int, image: FileImage, ranges: Ranges, meter: Meter) -> None:
-        with self._file(fd, image.path, writing=False) as opened:
-            threads = self._threads(image)
-            if self._how.only is None and not opened.may_go_direct():
-                threads = 1  # the kernel reads ahead only for a reader that goes in order
-            self._fill_memory([_OpenFile(opened, image, ranges)], meter, threads)
+        self._receive_files([OpenRead(fd, image.path, image, ranges)], meter)
 
-    def _fill_memory(self, files: Sequence[_OpenFile], meter: Meter, threads: int) -> None:
-        # Not for a read through the page cache, which needs the same free memory.
-        prefault = files[0].file.may_go_direct() and self._how.o_direct
-        reads = [(one.image, one.ranges) for one in files]
-        with faulted_ahead(reads) if prefault else contextlib.nullcontext():
+    def _receive_files(self, reads: Sequence[OpenRead], meter: Meter) -> None:
+        threads = max(self._threads(one.image) for one in reads)
+        if self._how.only is None and IoPath.DIRECT not in self._how.paths:
+            threads = 1  # the kernel reads ahead only for a reader that goes in order
+        with contextlib.ExitStack() as opened:
+            files = []
+            for fd, path, image, ranges in reads:
+                with transfer_errors("reading", path):
+                    file = opened.enter_context(self._file(fd, path, writing=False))
+                files.append(_OpenFile(file, image, ranges))
+            if self.direct:  # through the page cache, the read needs the same free memory
+                ahead = [(one.image, one.ranges) for one in files]
+                opened.enter_context(faulted_ahead(ahead))
             self._move(files, meter, writes=False, threads=threads)
 
     def _move(
@@ -241,10 +249,11 @@ class FileWriter(PosixWriter):
 
     # Several files.
 
-    def _shares_blocks(self, images: Sequence[FileImage]) -> bool:
-        """Whether to move `images` together: at least two are large, and all in host memory."""
-        large = sum(image.size_bytes > self._how.block_size for image in images)
-        on_device = any(image.on_device for image in images)
+    def _shares_blocks(self, files: Sequence[FileRanges]) -> bool:
+        """Whether to move `files` together: at least two are large, and all in host memory."""
+        sizes = (sum(stop - start for start, stop in ranges) for _, ranges in files)
+        large = sum(size > self._how.block_size for size in sizes)
+        on_device = any(image.on_device for image, _ in files)
         return large > 1 and IoPath.DIRECT in self._how.paths and not on_device
 
     def _write_batch(
@@ -258,7 +267,7 @@ class FileWriter(PosixWriter):
 
         24 files of 12 MiB take 0.6 of the time that they take one after the other.
         """
-        if not self._shares_blocks(images):
+        if not self._shares_blocks([_whole(image) for image in images]):
             super()._write_batch(images, target, unpublished, meter)
             return
         with contextlib.ExitStack() as opened:
@@ -275,32 +284,16 @@ class FileWriter(PosixWriter):
         for file, image in zip(unpublished, images, strict=True):
             file.set_size(image.size_bytes)
 
-    def read_many(self, images: Iterable[FileImage], target: str | Path) -> Transfer:
+    def read_many(self, images: Iterable[FileImage | FileRanges], target: str | Path) -> Transfer:
         images = iter(images)
         done = [Meter().transfer(self.name, "read", 0, durable=True, files=0)]
         while batch := list(islice(images, TOGETHER)):
-            if self._shares_blocks(batch):
-                done.append(self._read_batch(batch, target))
+            files = [one if isinstance(one, tuple) else _whole(one) for one in batch]
+            if self._shares_blocks(files):
+                done.append(self._read_files(files, target))
             else:
                 done.append(super().read_many(batch, target))
         return Transfer.total(done)
-
-    def _read_batch(self, images: Sequence[FileImage], target: str | Path) -> Transfer:
-        """Read large files as one range of bytes."""
-        meter = Meter()
-        with contextlib.ExitStack() as opened:
-            files = []
-            for image in images:
-                path, size = os.path.join(target, image.path), image.size_bytes
-                with transfer_errors("reading", path):
-                    with meter.phase("open"):
-                        fd = open_source(path, size)
-                    opened.callback(os.close, fd)
-                    source = opened.enter_context(self._file(fd, path, writing=False))
-                files.append(_OpenFile(source, image, [(0, size)]))
-            self._fill_memory(files, meter, self._how.threads)
-        size = sum(image.size_bytes for image in images)
-        return meter.transfer(self.name, "read", size, durable=True, files=len(images))
 
     # Streams.
 

@@ -8,7 +8,7 @@ import fcntl
 import functools
 import os
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from ctypes import c_int, c_long, c_size_t, c_ssize_t, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
 from iobench import linux
 from iobench.environment.gpu import compatibility_mode, find_cufile, has_driver
-from iobench.errors import TransferError, UnavailableError
+from iobench.errors import TransferError, UnavailableError, transfer_errors
 from iobench.units import MIB
 from iobench.writers.base import Availability
 from iobench.writers.blocks.workers import Blocks, run_workers
@@ -32,7 +32,7 @@ from iobench.writers.local.direct_file import (
     written_on,
 )
 from iobench.writers.local.new_file import NewFile
-from iobench.writers.local.posix import PosixWriter
+from iobench.writers.local.posix import OpenRead, PosixWriter
 from iobench.writers.odirect import ODirectOptions, ODirectWriter
 from iobench.writers.options import DirectValues, block_size_option, option
 from iobench.writers.stream import BlockStream
@@ -299,9 +299,11 @@ class GdsWriter(ODirectWriter):
         if not self._by_cufile(file.fd, image, everything, _CuFileEngine.write, meter):
             super()._send(file, image, meter)
 
-    def _receive(self, fd: int, image: FileImage, ranges: Ranges, meter: Meter) -> None:
-        if not self._by_cufile(fd, image, ranges, _CuFileEngine.read, meter):
-            super()._receive(fd, image, ranges, meter)
+    def _receive_files(self, reads: Sequence[OpenRead], meter: Meter) -> None:
+        for one in reads:
+            with transfer_errors("reading", one.path):
+                if not self._by_cufile(one.fd, one.image, one.ranges, _CuFileEngine.read, meter):
+                    super()._receive_files([one], meter)
 
     def _by_cufile(
         self,

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 Ranges: TypeAlias = Sequence[tuple[int, int]]
 """Ranges [start, stop) of a file, in its order. They do not overlap."""
+FileRanges: TypeAlias = tuple["FileImage", Ranges]
+"""An image of a file, and what is to be read of it."""
 HostBytes: TypeAlias = Callable[[int, int], Iterator[Bytes]]
 """Yields a range of device memory, given by offsets in the file, piece by piece on the host."""
 

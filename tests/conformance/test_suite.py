@@ -58,8 +58,9 @@ class _LeaksAThread(BufferedWriter):
 
 
 class _ReadsTooMuch(BufferedWriter):
-    def _receive(self, fd, image, ranges, meter):
-        super()._receive(fd, image, [(0, image.size_bytes)], meter)
+    def _receive_files(self, reads, meter):
+        whole = [one._replace(ranges=[(0, one.image.size_bytes)]) for one in reads]
+        super()._receive_files(whole, meter)
 
 
 class _TakesAnySize(BufferedWriter):

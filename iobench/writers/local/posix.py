@@ -10,13 +10,13 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from iobench.errors import DataMismatchError, transfer_errors
 from iobench.writers.base import Writer, check_ranges
 from iobench.writers.blocks.workers import map_in_workers
 from iobench.writers.device.staging import staged
-from iobench.writers.image import Bytes, FileImage, Ranges
+from iobench.writers.image import Bytes, FileImage, FileRanges, Ranges
 from iobench.writers.local.new_file import NewFile, open_source
 from iobench.writers.local.new_file import sync_directory as sync_names
 from iobench.writers.stream import BlockStream
@@ -29,6 +29,18 @@ TOGETHER = 128
 _SYNCS = 8  # concurrent fsyncs; measured in docs/decisions/0020
 
 
+class OpenRead(NamedTuple):
+    """Ranges of an image that are read from the open file `fd`. They are in order, none is empty.
+
+    `path` is its name for messages.
+    """
+
+    fd: int
+    path: str
+    image: FileImage
+    ranges: Ranges
+
+
 class PosixWriter(Writer):
     """A writer of files. Subclasses implement how the bytes of an image move."""
 
@@ -39,6 +51,12 @@ class PosixWriter(Writer):
     @abstractmethod
     def _receive(self, fd: int, image: FileImage, ranges: Ranges, meter: Meter) -> None:
         """Fill these ranges of the image, which are in order; none is empty."""
+
+    def _receive_files(self, reads: Sequence[OpenRead], meter: Meter) -> None:
+        """Fill the ranges of several images. Errors name the file."""
+        for one in reads:
+            with transfer_errors("reading", one.path):
+                self._receive(one.fd, one.image, one.ranges, meter)
 
     @abstractmethod
     def _stream(self, file: NewFile, meter: Meter, size: int | None) -> BlockStream:
@@ -126,21 +144,28 @@ class PosixWriter(Writer):
         return self.read_ranges(image, target, [(start, stop)])
 
     def read_ranges(self, image: FileImage, target: str | Path, ranges: Ranges) -> Transfer:
-        meter = Meter()
-        check_ranges(image, ranges)
-        wanted = [(start, stop) for start, stop in ranges if start < stop]
-        path = os.path.join(target, image.path)
-        with transfer_errors("reading", path):
-            with meter.phase("open"):
-                fd = open_source(path, image.size_bytes)
-            try:
+        return self._read_files([(image, ranges)], target)
+
+    def _read_files(self, files: Sequence[FileRanges], target: str | Path) -> Transfer:
+        """Read ranges of files that are all open at once."""
+        meter, size = Meter(), 0
+        with contextlib.ExitStack() as opened:
+            reads = []
+            for image, ranges in files:
+                check_ranges(image, ranges)
+                wanted = [(start, stop) for start, stop in ranges if start < stop]
+                size += sum(stop - start for start, stop in wanted)
+                path = os.path.join(target, image.path)
+                with transfer_errors("reading", path):
+                    with meter.phase("open"):
+                        fd = open_source(path, image.size_bytes)
+                    opened.callback(os.close, fd)
                 if wanted:
-                    with self._reachable(image, meter) as reachable:
-                        self._receive(fd, reachable, wanted, meter)
-            finally:
-                os.close(fd)
-        size = sum(stop - start for start, stop in wanted)
-        return meter.transfer(self.name, "read", size, durable=True)
+                    reachable = opened.enter_context(self._reachable(image, meter))
+                    reads.append(OpenRead(fd, path, reachable, wanted))
+            if reads:
+                self._receive_files(reads, meter)
+        return meter.transfer(self.name, "read", size, durable=True, files=len(files))
 
     def open(self, target: str | Path, size: int | None = None) -> BlockStream:
         meter = Meter()
