@@ -74,13 +74,13 @@ def _document(path: Path, header: TuningRecord, race: Race, outcome: Outcome | N
 
 def _answer(outcome: Outcome, size_bytes: int) -> Iterator[Line]:
     chosen, *_ = outcome.standings()
-    figure = outcome.objective.show(chosen.loss, size_bytes)
+    figure = outcome.race.objective.show(chosen.loss, size_bytes)
     yield Line("Chosen", (f"{chosen.candidate.label} at {figure}", *outcome.reasons()))
     counts = ", ".join(f"{count} {status}" for status, count in outcome.counts().items())
     spent = (
         f"{len(outcome.tried())} of {outcome.space.size} settings in "
-        f"{format_seconds(outcome.budget.spent_s)}, "
-        f"{format_size(outcome.budget.written_bytes)} written: {counts}"
+        f"{format_seconds(outcome.race.budget.spent_s)}, "
+        f"{format_size(outcome.race.budget.written_bytes)} written: {counts}"
     )
     yield Line("Tried", (spent,))
 
@@ -108,7 +108,7 @@ def _unfinished(race: Race, path: Path) -> Line:
 
 def _confirmed_bytes(outcome: Outcome) -> int:
     """Return the bytes of a checkpoint of the confirmation, as they were saved."""
-    confirmed = (one for entry in outcome.trials.values() for one in entry.of("confirm"))
+    confirmed = (one for entry in outcome.race.trials.values() for one in entry.of("confirm"))
     return next((one.save.bytes for one in confirmed if one.save), outcome.size_bytes)
 
 
@@ -139,8 +139,8 @@ def _fate(entry: RaceEntry) -> str:
 
 
 def _grid(outcome: Outcome, size: int) -> Grid:
-    show, standings = outcome.objective.show, outcome.standings()
-    figure = "stall" if outcome.objective.goal == "stall" else "GiB/s\n(GB/s)"
+    show, standings = outcome.race.objective.show, outcome.standings()
+    figure = "stall" if outcome.race.objective.goal == "stall" else "GiB/s\n(GB/s)"
 
     def interval(one: Standing) -> str:
         ends = one.interval and (one.interval.high, one.interval.low)
@@ -200,8 +200,8 @@ def _result(outcome: Outcome, size_bytes: int) -> dict[str, Any]:
             "left_out": list(outcome.space.left_out),
         },
         "tried": _tried(outcome.tried()),
-        "spent_s": outcome.budget.spent_s,
-        "written_bytes": outcome.budget.written_bytes,
+        "spent_s": outcome.race.budget.spent_s,
+        "written_bytes": outcome.race.budget.written_bytes,
     }
 
 

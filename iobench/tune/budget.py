@@ -118,43 +118,26 @@ _PROBE = 64 * MIB
 _LEAST = 16 * MIB
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class TuningSizes:
-    """The requested bytes of each phase.
+    """The sizes in bytes that a tuning may request.
 
-    `confirm` is chosen from `candidates` when the rates are known, and so is the race's `part` of
-    it. `fits` returns whether the workload can be scaled to a size. With `fixed` there is only one
-    candidate.
+    Those of the confirmation are `candidates`; with `fixed` there is only one. `fits` returns
+    whether the workload can be scaled to a size.
     """
 
-    confirm: int
+    largest: int
     fixed: bool
     fits: Callable[[int], bool]
-    part: int = 8
 
     def candidates(self) -> Iterator[int]:
-        """Yield the present `confirm`, then smaller sizes, each half of the one before."""
-        size = self.confirm
+        """Yield `largest`, then smaller sizes, each half of the one before."""
+        size = self.largest
         while self.fits(size):
             yield size
             if self.fixed or size // 2 < _LEAST:
                 return
             size //= 2
-
-    @property
-    def probe(self) -> int:
-        """Size of the first, short trials."""
-        return self.probe_bytes(self.confirm)
-
-    @property
-    def small(self) -> int:
-        """Size in the race while many settings run."""
-        return self.race_bytes(self.confirm, self.part)
-
-    @property
-    def large(self) -> int:
-        """Size in the race when few settings are left."""
-        return self.race_bytes(self.confirm, self.part // 2)
 
     def probe_bytes(self, confirm: int) -> int:
         """Return the size of a probe before a confirmation at `confirm`."""
@@ -304,7 +287,7 @@ class Planner:
         families = len(self.families)
         pair = min(2, self.most)
         full = Search(
-            size_bytes=self.sizes.confirm,
+            size_bytes=self.sizes.largest,
             part=_PARTS[0],
             contenders=min(families + _BESIDE, self.most),
             staying=min(_STAYING, families + _BESIDE, self.most),

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 
 import numpy as np
 
@@ -137,9 +136,15 @@ class Confirmation:
         names = [name for name in self.contenders if name not in self.failed]
         return {name: self.losses[name] for name in names if name in self.losses}
 
-    def middle(self, name: str) -> float:
-        """Return the median loss of `name`."""
-        return median(list(self.losses[name].values()))
+    def ranked(self, names: Iterable[str]) -> list[str]:
+        """Return those of `names` with a sample by their median loss, the best first."""
+        middles = {n: median([*self.losses[n].values()]) for n in names if n in self.losses}
+        return sorted(middles, key=middles.__getitem__)
+
+    def ratios(self, name: str, other: str) -> list[float]:
+        """Return the losses of `name` over those of `other`, in their common rounds."""
+        mine, others = (self.losses.get(one, {}) for one in (name, other))
+        return [mine[number] / others[number] for number in mine.keys() & others.keys()]
 
     def best_at_end(self) -> str | None:
         """Return the contender with the smallest loss in the last rounds; None without them."""
@@ -237,55 +242,43 @@ class Finals:
 
     space: Space
     race: Race
-    phase: Callable[[str], None]
     search: Search
-    floor: float = LEAST_FLOOR
+    confirmation: Confirmation = field(init=False)
     notes: list[str] = field(default_factory=list)
     _order: list[str] = field(default_factory=list, init=False)
 
-    def run(self) -> Confirmation:
+    def run(self, floor: float, phase: Callable[[str], None]) -> Confirmation:
         """Run rounds until every contender has enough samples or the budget is spent."""
-        contenders, baseline = self.contenders(), self.space.baseline
+        contenders, baseline = self._contenders(), self.space.baseline
         if self.space.reference:
             self.race.join(baseline.label, baseline)
         measured = self.space.reference or baseline.label in contenders
-        confirmation = Confirmation(
-            contenders=contenders, baseline=baseline.label if measured else "", floor=self.floor
+        self.confirmation = confirmation = Confirmation(
+            contenders=contenders, baseline=baseline.label if measured else "", floor=floor
         )
         names = [*contenders, *confirmation.compared]
-        self.phase(
-            f"confirmation of {', '.join(names)}, {format_size(self.search.size_bytes)} at a time"
-        )
+        size = self.search.size_bytes
+        phase(f"confirmation of {', '.join(names)}, {format_size(size)} at a time")
         for number in range(LOOK_ROUNDS):
-            if not self._round(confirmation, number):
+            if not self._round(number):
                 return confirmation
         if not confirmation.able:
             return confirmation
-        self._eliminate(confirmation)
-        self._bring_back(confirmation)
+        self._eliminate()
+        self._bring_back()
         for number in range(LOOK_ROUNDS, _MOST_ROUNDS):
-            if not self._round(confirmation, number, then=self._last(confirmation)):
+            if not self._round(number, then=self._last()):
                 break
-        last = self._last(confirmation)
+        last = self._last()
         if not self.race.budget.confirms(self._cost_of_last(last), enough=False):
             return confirmation
         for _ in range(LAST_ROUNDS):
             self.race.rng.shuffle(last)
-            confirm(self.race, confirmation, last, self.search.size_bytes)
+            confirm(self.race, confirmation, last, size)
             confirmation.last.append(self.race.number)
         return confirmation
 
-    def _last(self, confirmation: Confirmation) -> list[str]:
-        """Return what the last rounds measure: the best setting of each family."""
-        able = [name for name in confirmation.able if name in confirmation.losses]
-        others = [name for name in confirmation.eliminated if name in confirmation.losses]
-        ranked = (sorted(names, key=confirmation.middle) for names in (able, others))
-        return self.race.first_of_each(chain(*ranked))
-
-    def _cost_of_last(self, names: Sequence[str]) -> Cost:
-        return self.race.cost([*names] * LAST_ROUNDS, self.search.size_bytes)
-
-    def contenders(self) -> list[str]:
+    def _contenders(self) -> list[str]:
         """Return leader, default, best of each family, runner-up, and best known settings.
 
         The best known settings are that of the leader's family and that of all. The search limits
@@ -304,19 +297,22 @@ class Finals:
         chosen += best_known[:1]
         return list(dict.fromkeys(chosen))[: self.search.contenders - bool(self.space.reference)]
 
-    def _of_family(self, writer: str) -> list[str]:
-        """Return the measured settings of a writer, best first, including eliminated ones."""
-        return self.race.ranked(
-            name
-            for name, one in self.race.trials.items()
-            if one.candidate.writer == writer and one.able and one.losses
+    def _last(self) -> list[str]:
+        """Return what the last rounds measure: the best setting of each family."""
+        able = self.confirmation.ranked(self.confirmation.able)
+        return self.race.first_of_each(
+            [*able, *self.confirmation.ranked(self.confirmation.eliminated)]
         )
 
-    def _round(self, confirmation: Confirmation, number: int, *, then: Sequence[str] = ()) -> bool:
+    def _cost_of_last(self, names: Sequence[str]) -> Cost:
+        return self.race.cost([*names] * LAST_ROUNDS, self.search.size_bytes)
+
+    def _round(self, number: int, *, then: Sequence[str] = ()) -> bool:
         """Run a round of the open contenders; False where it and the last rounds do not fit.
 
         The last rounds do not count until there are enough samples: those come first.
         """
+        confirmation = self.confirmation
         able = confirmation.open
         if not able:
             return False
@@ -336,41 +332,40 @@ class Finals:
         confirm(self.race, confirmation, taking_part, self.search.size_bytes, verify=fresh)
         return True
 
-    def _eliminate(self, confirmation: Confirmation) -> None:
+    def _eliminate(self) -> None:
         """Eliminate settings that are clearly worse than the best in every round, or too many.
 
         At most as many as the search says stay, the baseline among them, and fewer where the bytes
         that are left do not suffice for them.
         """
-        ranked = self._ranked(confirmation)
-        affordable = self._affordable(confirmation, LEAST_SAMPLES - LOOK_ROUNDS)
-        staying = min(self.search.staying, max(2, affordable))
+        confirmation = self.confirmation
+        ranked = confirmation.ranked(confirmation.able)
+        staying = min(self.search.staying, max(2, self._affordable(LEAST_SAMPLES - LOOK_ROUNDS)))
         for place, name in enumerate(one for one in ranked if one != confirmation.baseline):
-            worse = min(self._times(confirmation, name, ranked[0])) > _CLEARLY_WORSE
+            worse = min(confirmation.ratios(name, ranked[0])) > _CLEARLY_WORSE
             if worse or place >= staying - 1:
                 confirmation.eliminated.add(name)
 
-    def _bring_back(self, confirmation: Confirmation) -> None:
+    def _bring_back(self) -> None:
         """Add settings of the best family where the race's leader is of another, worse family."""
-        leader, best = confirmation.contenders[0], self._ranked(confirmation)[0]
+        confirmation = self.confirmation
+        leader, (best, *others) = (
+            confirmation.contenders[0],
+            confirmation.ranked(confirmation.able),
+        )
         if self._writer(best) == self._writer(leader):
             return
-        times = self._times(confirmation, leader, best)
+        times = confirmation.ratios(leader, best)
         if leader not in confirmation.failed and min(times) < _CONTRADICTED:
             return
-        for name in self._ranked(confirmation)[1:]:
-            if name != confirmation.baseline:
-                confirmation.eliminated.add(name)
-        back = [
+        confirmation.eliminated.update(name for name in others if name != confirmation.baseline)
+        family = self.race.ranked(
             name
-            for name in self._of_family(self._writer(best))
-            if name not in confirmation.contenders
-        ][
-            : max(
-                0,
-                self._affordable(confirmation, LEAST_SAMPLES) - len(confirmation.able),
-            )
-        ]
+            for name, one in self.race.trials.items()
+            if one.able and self._writer(name) == self._writer(best)
+        )
+        back = [name for name in family if name not in confirmation.contenders]
+        back = back[: max(0, self._affordable(LEAST_SAMPLES) - len(confirmation.able))]
         worse = f"{median(times):.2f} times the loss of {best}" if times else "not able"
         self.notes.append(
             f"{leader} led the race, and was {worse} in the confirmation; brought back: "
@@ -378,19 +373,12 @@ class Finals:
         )
         confirmation.contenders += back
 
-    def _affordable(self, confirmation: Confirmation, rounds: int) -> int:
-        one = self.race.cost(confirmation.contenders[:1], self.search.size_bytes, verify=True)
-        last = self._cost_of_last(self._last(confirmation)).written_bytes
-        return max(0, self.race.budget.left_cost.written_bytes - last) // (
-            rounds * one.written_bytes
-        )
-
-    def _ranked(self, confirmation: Confirmation) -> list[str]:
-        return sorted(confirmation.able, key=confirmation.middle)
-
-    def _times(self, confirmation: Confirmation, name: str, best: str) -> Sequence[float]:
-        mine, others = (confirmation.losses.get(one, {}) for one in (name, best))
-        return [mine[number] / others[number] for number in mine.keys() & others.keys()]
+    def _affordable(self, rounds: int) -> int:
+        one = self.race.cost(
+            self.confirmation.contenders[:1], self.search.size_bytes, verify=True
+        ).written_bytes
+        last = self._cost_of_last(self._last()).written_bytes
+        return max(0, self.race.budget.left_cost.written_bytes - last) // (rounds * one)
 
     def _writer(self, name: str) -> str:
         return self.race.trials[name].candidate.writer

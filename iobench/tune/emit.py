@@ -28,7 +28,7 @@ def emit(outcome: Outcome, tuning: Tuning, header: TuningRecord) -> str:
 def _tuned(outcome: Outcome, tuning: Tuning, header: TuningRecord) -> Tuned:
     chosen, *_ = outcome.standings()
     size = tuning.actual_bytes(outcome.size_bytes)
-    show = outcome.objective.show
+    show = outcome.race.objective.show
     over = outcome.verdict.over_baseline
     interval = chosen.interval
     runner_up = outcome.runner_up
@@ -39,7 +39,7 @@ def _tuned(outcome: Outcome, tuning: Tuning, header: TuningRecord) -> Tuned:
         iobench=header.iobench,
         workload=f"{tuning.workload.name}, rank {tuning.asked.rank}: {format_size(size)} of "
         f"{format_size(tuning.full_bytes)}",
-        objective=outcome.objective.goal,
+        objective=outcome.race.objective.goal,
         target=tuning.target.location,
         storage=printable(str(header.storage)),
         machine=printable(", ".join(header.machine.words())),
@@ -63,7 +63,7 @@ def _tuned(outcome: Outcome, tuning: Tuning, header: TuningRecord) -> Tuned:
 
 def _comment(outcome: Outcome, tuned: Tuned) -> Iterator[str]:
     judged = outcome.standings()[0].verdict
-    yield f"{outcome.chosen.writer} for {outcome.objective.goal} of {tuned.workload}"
+    yield f"{outcome.chosen.writer} for {outcome.race.objective.goal} of {tuned.workload}"
     yield f"on {tuned.storage}: {tuned.median}."
     yield f"{tuned.finding}."
     if judged and judged.status in (VerdictStatus.INVALID, VerdictStatus.UNPROVED):

@@ -11,10 +11,9 @@ from iobench.bench.judging.verdict import Context, Verdict, combine, judge, with
 from iobench.results.records import Sample
 from iobench.stats.comparison import Comparison, Finding
 from iobench.stats.estimates import Interval, median, median_interval
-from iobench.tune.budget import Budget
 from iobench.tune.confirm import Confirmation, ConfirmedChoice
-from iobench.tune.objective import Measurement, Objective, cpu_s_per_gib
-from iobench.tune.race import RaceEntry, effects_and_noise
+from iobench.tune.objective import Measurement, cpu_s_per_gib
+from iobench.tune.race import Race, RaceEntry
 from iobench.tune.space import Candidate, Space
 
 _SEARCHABLE = 0.07  # noise of a log: with more the race often leads to the wrong settings
@@ -52,10 +51,8 @@ class Outcome:
     """The whole result of a tuning. `size_bytes` is the size requested for the confirmation."""
 
     space: Space
-    objective: Objective
-    budget: Budget
+    race: Race
     size_bytes: int
-    trials: Mapping[str, RaceEntry]
     confirmation: Confirmation
     verdict: ConfirmedChoice
     context: Context
@@ -65,7 +62,7 @@ class Outcome:
     @property
     def chosen(self) -> Candidate:
         """The chosen setting: the one in the writer's file."""
-        return self.trials[self.verdict.chosen].candidate
+        return self.race.trials[self.verdict.chosen].candidate
 
     @property
     def decided(self) -> bool:
@@ -94,10 +91,12 @@ class Outcome:
     @property
     def left_out(self) -> list[str]:
         """The writers of the space that work here, or may, but were not confirmed."""
-        confirmed = {self.trials[name].candidate.writer for name in self.confirmation.contenders}
+        confirmed = {
+            self.race.trials[name].candidate.writer for name in self.confirmation.contenders
+        }
         others = self.space.dimensions.keys() - confirmed
         tried: dict[str, list[bool]] = {}
-        for one in self.trials.values():
+        for one in self.race.trials.values():
             tried.setdefault(one.candidate.writer, []).append(one.able)
         return sorted(name for name in others if any(tried.get(name, [True])))
 
@@ -123,11 +122,11 @@ class Outcome:
     def tried(self) -> dict[str, RaceEntry]:
         """Return the settings of the space that were tried."""
         own = self.space.dimensions
-        return {name: one for name, one in self.trials.items() if one.candidate.writer in own}
+        return {name: one for name, one in self.race.trials.items() if one.candidate.writer in own}
 
     def failures(self) -> dict[str, str]:
         """Return the settings that failed or exceeded a limit, with the cause."""
-        ended = {name: trial.cause for name, trial in self.trials.items() if not trial.able}
+        ended = {name: trial.cause for name, trial in self.race.trials.items() if not trial.able}
         return ended | self.confirmation.failed
 
     def reasons(self) -> Iterator[str]:
@@ -197,7 +196,7 @@ class Outcome:
             return
         for name in [one for one in confirmation.own_losses() if one != chosen]:
             before, at_end = confirmation.before_and_at_end(name, chosen)
-            raced = self.race_ratio(name, chosen)
+            raced = self.race.ratio(name, chosen)
             logs = (raced and math.log(raced), before, at_end)
             known = [one for one in logs if one is not None]
             if (
@@ -207,28 +206,22 @@ class Outcome:
             ):
                 yield f"{name} and {chosen} did not keep their ratio from the race to the end"
 
-    def race_ratio(self, name: str, other: str) -> float | None:
-        """Return the median ratio of two losses in common rounds of the race; None without any."""
-        mine, others = (self.trials[one].losses for one in (name, other))
-        ratios = [mine[number] / others[number] for number in mine.keys() & others.keys()]
-        return median(ratios) if ratios else None
-
     def _unsearched(self) -> Iterator[str]:
         """Yield near which settings better ones may be: of the choice, and of each other family.
 
         A family is out of reach where its best setting is further behind the choice than settings
         change the loss of any one writer here.
         """
-        effects, noise = effects_and_noise({n: one.losses for n, one in self.trials.items()})
+        effects, noise = self.race.model()
         chosen, of_family = self.verdict.chosen, dict[str, list[str]]()
         for name in sorted(effects, key=effects.__getitem__):
-            of_family.setdefault(self.trials[name].candidate.writer, []).append(name)
+            of_family.setdefault(self.race.trials[name].candidate.writer, []).append(name)
         ranges = [effects[names[-1]] - effects[names[0]] for names in of_family.values()]
         reach = max(_REACH, *ranges, 0.0)
         best = {writer: names[0] for writer, names in of_family.items()}
         for name in (best | {self.chosen.writer: chosen}).values():
             behind = effects.get(name, 0.0) - effects.get(chosen, 0.0)
-            if behind > reach or not self.trials[name].able:
+            if behind > reach or not self.race.trials[name].able:
                 continue
             untried, gain = self._gain_near(name, effects, noise)
             if untried:
@@ -245,18 +238,18 @@ class Outcome:
         The gain is a logarithm: the sum over all options of the better step's upper limit, by
         effects or by common rounds. Writers that change in the race mislead one of the two.
         """
-        own = self.trials[name].candidate
+        own = self.race.trials[name].candidate
         values, untried, gains = own.options.to_dict(), 0, dict[str, float]()
         for one in self.space.neighbours(own):
-            entry = self.trials.get(one.label)
+            entry = self.race.trials.get(one.label)
             if entry and not entry.able:
                 continue
             if entry is None or not entry.losses or name not in effects:
                 untried += 1
                 continue
-            rounds = 1 / len(entry.losses) + 1 / len(self.trials[name].losses)
+            rounds = 1 / len(entry.losses) + 1 / len(self.race.trials[name].losses)
             gain = effects[name] - effects[one.label] + _ERRORS * noise * math.sqrt(rounds)
-            if ratio := self.race_ratio(name, one.label):
+            if ratio := self.race.ratio(name, one.label):
                 gain = max(gain, math.log(ratio))
             (option,) = (o for o, value in one.options.to_dict().items() if value != values[o])
             gains[option] = max(gain, gains.get(option, 0.0))
@@ -264,13 +257,13 @@ class Outcome:
 
     def _standing(self, name: str) -> Standing:
         losses = list(self.confirmation.losses[name].values())
-        fresh = self.trials[name].of("confirm")
+        fresh = self.race.trials[name].of("confirm")
         counted = self._counted(fresh)
         both = [one for m in fresh for one in (m.save, m.restore) if one is not None]
-        every = self.trials[name].of()
+        every = self.race.trials[name].of()
         memory = [one.memory_bytes for one in every if one.memory_bytes is not None]
         return Standing(
-            candidate=self.trials[name].candidate,
+            candidate=self.race.trials[name].candidate,
             samples=len(losses),
             loss=median(losses),
             interval=median_interval(losses),
@@ -289,7 +282,7 @@ class Outcome:
         """Return the samples that the objective counts, saves with the proof of a restore."""
         samples = [one for m in fresh for one in (m.save, m.restore) if one is not None]
         proved = with_verification(samples, self.context)
-        return [one for one in proved if one.operation in self.objective.operations]
+        return [one for one in proved if one.operation in self.race.objective.operations]
 
     def _judge(self, sample: Sample) -> Verdict:
         return judge(sample, replace(self.context, workload_bytes=sample.bytes))

@@ -123,7 +123,7 @@ class Race:
         One standard error of its effect is added to the loss of each contender. So a contender with
         few rounds does not lead by luck in one of them.
         """
-        effects, noise = self._model()
+        effects, noise = self.model()
         chosen = [name for name in (self.running if names is None else names) if name in effects]
         return sorted(
             chosen, key=lambda n: effects[n] + noise / math.sqrt(len(self.trials[n].losses))
@@ -146,7 +146,7 @@ class Race:
 
     def estimated_ratio(self, name: str, other: str) -> float:
         """Return the loss of `name` over that of `other`, by effects: needs no common round."""
-        effects, _ = self._model()
+        effects, _ = self.model()
         return math.exp(effects[name] - effects[other])
 
     def judge(self) -> list[str]:
@@ -154,7 +154,7 @@ class Race:
         standing = self.ranked()
         if not standing:
             return []
-        leader, (_, noise) = standing[0], self._model()
+        leader, (_, noise) = standing[0], self.model()
         dropped = []
         for name in standing[1:]:
             trial = self.trials[name]
@@ -254,7 +254,8 @@ class Race:
             shown = "; ".join(f"{name}: {cause}" for name, cause in causes.items())
             raise IobenchError(f"no setting is left: {shown}")
 
-    def _model(self) -> tuple[dict[str, float], float]:
+    def model(self) -> tuple[dict[str, float], float]:
+        """Return each contender's effect on the logarithm of its loss, and the noise."""
         return effects_and_noise({name: one.losses for name, one in self.trials.items()})
 
 

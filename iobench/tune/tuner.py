@@ -3,26 +3,16 @@
 from __future__ import annotations
 
 import math
-import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from iobench.bench.judging.verdict import Context
 from iobench.errors import IobenchError
 from iobench.stats.comparison import LEAST_FLOOR
-from iobench.tune.budget import (
-    ROUNDS,
-    SMALLER,
-    Budget,
-    Planner,
-    Search,
-    TuningSizes,
-    plan,
-    too_small,
-)
+from iobench.tune.budget import ROUNDS, SMALLER, Planner, Search, TuningSizes, plan, too_small
 from iobench.tune.confirm import CLOSE, Finals
-from iobench.tune.objective import Measure, Objective, Step
+from iobench.tune.objective import Step
 from iobench.tune.outcome import Outcome
 from iobench.tune.race import Race
 from iobench.tune.space import Candidate, Space
@@ -49,38 +39,22 @@ class TuningProgress(Protocol):
 
 @dataclass(kw_only=True)
 class Tuner:
-    """Finds the setting with the smallest loss. Pure, except for `measure` and `progress`.
+    """Finds the setting with the smallest loss, by an unused `race`.
 
-    `written_bytes` returns the bytes that a trial of a size writes, verified or not. Equal results
-    of `measure` and `written_bytes` lead to equal trials and an equal outcome.
+    Pure, except for what the race and `progress` call. Equal measurements, bytes and random numbers
+    lead to equal trials and an equal outcome.
     """
 
     space: Space
-    objective: Objective
-    budget: Budget
+    race: Race
     sizes: TuningSizes
-    measure: Measure
-    written_bytes: Callable[[int, bool], int]
     progress: TuningProgress
-    seed: int
     floor: float = LEAST_FLOOR
     context: Context = field(default_factory=lambda: Context(workload_bytes=0))
     notes: list[str] = field(default_factory=list, init=False)
-    race: Race = field(init=False)
     search: Search = field(init=False)
     _full: Search = field(init=False)
-    _by_bytes: Search | None = field(default=None, init=False)
-
-    def __post_init__(self) -> None:
-        self._random = random.Random(self.seed)
-        self.race = Race(
-            objective=self.objective,
-            budget=self.budget,
-            measure=self.measure,
-            written_bytes=self.written_bytes,
-            report=self.progress.trial,
-            rng=self._random,
-        )
+    _by_bytes: Search = field(init=False)
 
     def run(self) -> Outcome:
         """Probe, race, refine, confirm; with a smaller budget less of it.
@@ -89,9 +63,9 @@ class Tuner:
         setting, IobenchError when every candidate fails or the confirmation could not be finished.
         """
         self._full, planned = plan(
-            self.space, self.sizes, self.written_bytes, self.budget.max_bytes
+            self.space, self.sizes, self.race.written_bytes, self.race.budget.max_bytes
         )
-        self.sizes.confirm = planned.size_bytes
+        self.sizes = replace(self.sizes, largest=planned.size_bytes)
         self._probe()
         self._share_out()
         if self.search.part:
@@ -108,45 +82,45 @@ class Tuner:
         A small budget has fewer: what the smallest search takes is left.
         """
         self.progress.phase(f"{len(self.space.known)} known settings, probed")
-        self.race.run("probe", self._to_probe(), self.sizes.probe, record=False)
+        probe = self.sizes.probe_bytes(self.sizes.largest)
+        self.race.run("probe", self._to_probe(probe), probe, record=False)
 
-    def _to_probe(self) -> Iterator[str]:
+    def _to_probe(self, size: int) -> Iterator[str]:
         """Yield the known settings whose probe leaves enough for the smallest search."""
         for one in self.space.known:
-            if self._leaves_least():
+            if self._leaves_least(size):
                 self.race.join(one.label, one)
                 yield one.label
 
-    def _leaves_least(self) -> bool:
+    def _leaves_least(self, size: int) -> bool:
         """Return whether one more probe leaves what the smallest search takes.
 
         Its time is known once two settings work. Where those are too slow, another one may be as
         fast as the default.
         """
-        left, probed = self.budget.left_cost, self.race.by_probe(self.race.running)
+        left, probed = self.race.budget.left_cost, self.race.by_probe(self.race.running)
         if len(probed) < 2:
             left = replace(left, time_s=math.inf)
-            planner = Planner.of_bytes(self.space, self.sizes, self.written_bytes)
+            planner = Planner.of_bytes(self.space, self.sizes, self.race.written_bytes)
             planner = replace(planner, unprobed=1)
             return left.covers(planner.least())
-        planner, probe = self._planner(), self.race.cost(probed[:1], self.sizes.probe)
+        planner, probe = self._planner(), self.race.cost(probed[:1], size)
         if not left.covers(planner.least()):
             planner = replace(planner, families=planner.families[:1])
         return left.covers(planner.least().plus(probe))
 
     def _share_out(self) -> None:
         """Choose the largest search that is affordable, and reserve its confirmation's part."""
-        planner, left = self._planner(), self.budget.left_cost
-        search = planner.largest(left)
-        if search is None:
-            needed_s = self.budget.spent_s + planner.least().time_s
+        planner, budget = self._planner(), self.race.budget
+        left = budget.left_cost
+        search, by_bytes = planner.largest(left), planner.largest(replace(left, time_s=math.inf))
+        if search is None or by_bytes is None:
+            needed_s = budget.spent_s + planner.least().time_s
             about = f"about {format_seconds(needed_s)}"
             raise too_small("--max-time", about, self.space, self.sizes)
-        self.search = search
+        self.search, self._by_bytes = search, by_bytes
         self._full = replace(planner.full(), size_bytes=self._full.size_bytes)
-        self._by_bytes = planner.largest(replace(left, time_s=math.inf))
-        self.sizes.confirm, self.sizes.part = search.size_bytes, search.part or self.sizes.part
-        self.budget.set_aside(search.reserve)
+        budget.set_aside(search.reserve)
 
     def _planner(self) -> Planner:
         probed = self.race.by_probe(self.race.running)
@@ -170,7 +144,6 @@ class Tuner:
 
     def _limits(self) -> str:
         """Return the options that made the search smaller."""
-        assert self._by_bytes is not None
         limits = ["--max-bytes"] if [*self._by_bytes.less_than(self._full)] else []
         if self._by_bytes != self.search or not limits:
             limits.append("--max-time")
@@ -179,9 +152,9 @@ class Tuner:
     def _known_good(self) -> None:
         self.progress.phase(
             f"race of {len(self.race.running)} known settings, "
-            f"{format_size(self.sizes.small)} at a time"
+            f"{format_size(self._race_bytes())} at a time"
         )
-        self.race.rung("race", self.sizes.small, until=0.0)
+        self.race.rung("race", self._race_bytes(), until=0.0)
 
     def _drawn(self) -> None:
         """Race random settings of the writers in contention; keep half of all, then half again."""
@@ -200,14 +173,14 @@ class Tuner:
                 )
         count = self._affordable(until=_AFTER_DRAWN)
         count = min(_MOST_DRAWN, count - len(self.race.running))
-        for one in self.space.draw(hopeful, count, self.race.trials.keys(), self._random):
+        for one in self.space.draw(hopeful, count, self.race.trials.keys(), self.race.rng):
             self.race.join(one.label, one)
         self.progress.phase(f"race of {len(self.race.running)} settings, drawn ones among them")
-        self.race.rung("race", self.sizes.small, until=_AFTER_HALVING)
+        self.race.rung("race", self._race_bytes(), until=_AFTER_HALVING)
         while (running := len(self.race.running)) > _FINALISTS:
             keep = max(_FINALISTS, math.ceil(running / 2))
             self.race.cut(keep, f"{keep} others did better, {running} ran")
-            if not self.race.rung("race", self.sizes.large, until=_AFTER_HALVING):
+            if not self.race.rung("race", self._race_bytes(few=True), until=_AFTER_HALVING):
                 break
         self.race.cut(2 * _FINALISTS, "others did better when the share of the budget was spent")
 
@@ -233,7 +206,7 @@ class Tuner:
             for name in bases:
                 self.race.trials[name].run_again()
             names = list(dict.fromkeys([*leaders, *bases, *(one.label for one in batch)]))
-            if not self.race.rung("refine", self.sizes.small, until=0.0, names=names):
+            if not self.race.rung("refine", self._race_bytes(), until=0.0, names=names):
                 return
             self.race.cut(2 * _FINALISTS, "others near the leaders did better")
 
@@ -271,15 +244,8 @@ class Tuner:
 
     def _confirm(self) -> Outcome:
         """Take fresh samples of the leader, of each close family, and of the baseline."""
-        finals = Finals(
-            space=self.space,
-            race=self.race,
-            phase=self.progress.phase,
-            search=self.search,
-            floor=self.floor,
-            notes=self.notes,
-        )
-        confirmation = finals.run()
+        finals = Finals(space=self.space, race=self.race, search=self.search, notes=self.notes)
+        confirmation = finals.run(self.floor, self.progress.phase)
         verdict = confirmation.verdict()
         if verdict is None:
             why = "; ".join(f"{name}: {cause}" for name, cause in confirmation.failed.items())
@@ -289,10 +255,8 @@ class Tuner:
             )
         outcome = Outcome(
             space=self.space,
-            objective=self.objective,
-            budget=self.budget,
-            size_bytes=self.sizes.confirm,
-            trials=self.race.trials,
+            race=self.race,
+            size_bytes=self.search.size_bytes,
             confirmation=confirmation,
             verdict=verdict,
             context=self.context,
@@ -318,10 +282,15 @@ class Tuner:
         near = [name for name in others if self.race.estimated_ratio(name, leader) <= _NEAR]
         return [leader, *near]
 
+    def _race_bytes(self, *, few: bool = False) -> int:
+        """Return the size of a trial of the race; it is larger when few settings are left."""
+        part = self.search.part // 2 if few else self.search.part
+        return self.sizes.race_bytes(self.search.size_bytes, part)
+
     def _affordable(self, *, until: float) -> int:
         """Return how many settings, each as fast as the leader, can run a rung of small trials.
 
         The rung must leave `until` of the race's share.
         """
-        leader = self.race.cost(self.race.ranked()[:1], self.sizes.small)
-        return self.budget.affordable(leader, rounds=ROUNDS, until=until)
+        leader = self.race.cost(self.race.ranked()[:1], self._race_bytes())
+        return self.race.budget.affordable(leader, rounds=ROUNDS, until=until)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import random
 import secrets
 import sys
 from collections import deque
@@ -24,6 +25,7 @@ from iobench.tune.budget import Search, TuningSizes, plan
 from iobench.tune.journal import Journal, TrialRecord, TuningRecord, TuningRequest
 from iobench.tune.objective import SLOTS, Measure, Measurement, Objective, Step
 from iobench.tune.outcome import Outcome
+from iobench.tune.race import Race
 from iobench.tune.space import Candidate, Space, space_of
 from iobench.tune.trial_runner import TrialRunner, warm_up_bytes
 from iobench.tune.tuner import Tuner, TuningProgress
@@ -156,19 +158,23 @@ class Tuning:
     def sizes(self) -> TuningSizes:
         """Return the sizes to begin with."""
         fixed = self.asked.size_bytes is not None
-        return TuningSizes(confirm=self.largest_bytes, fixed=fixed, fits=self._fits)
+        return TuningSizes(largest=self.largest_bytes, fixed=fixed, fits=self._fits)
 
     def tuner(self, measure: Measure, progress: TuningProgress) -> Tuner:
         """Return the tuner, which calls `measure` for every trial."""
-        return Tuner(
-            space=self.space,
+        race = Race(
             objective=self.objective,
             budget=self.asked.budget(),
-            sizes=self.sizes(),
             measure=measure,
             written_bytes=self.written_bytes,
+            report=progress.trial,
+            rng=random.Random(self.seed),
+        )
+        return Tuner(
+            space=self.space,
+            race=race,
+            sizes=self.sizes(),
             progress=progress,
-            seed=self.seed,
             floor=self.asked.floor,
             context=Context(
                 workload_bytes=0,

@@ -17,6 +17,7 @@ from iobench.results import Sample, Setting
 from iobench.tune.budget import Budget, TuningSizes
 from iobench.tune.objective import Measurement, Objective, Step
 from iobench.tune.outcome import Outcome
+from iobench.tune.race import Race
 from iobench.tune.space import Candidate, Dimension, Space
 from iobench.tune.tuner import Tuner
 from iobench.units import GIB, MIB
@@ -246,17 +247,18 @@ class SimulatedStorage:
 
     def tuner(self, space: Space, **changed: Any) -> Tuner:
         """Return a tuner with the default budget that measures this storage."""
-        settings: dict[str, Any] = {
-            "space": space,
+        race: dict[str, Any] = {
             "objective": Objective(),
             "budget": Budget(),
-            "sizes": TuningSizes(confirm=GIB, fixed=False, fits=lambda size: size >= MIB),
             "measure": self,
             "written_bytes": self.written_bytes,
-            "progress": self,
-            "seed": self.seed,
+            "report": self.trial,
+            "rng": random.Random(self.seed),
         }
-        return Tuner(**(settings | changed))
+        race |= {name: changed.pop(name) for name in race.keys() & changed.keys()}
+        sizes = TuningSizes(largest=GIB, fixed=False, fits=lambda size: size >= MIB)
+        settings: dict[str, Any] = {"sizes": sizes, "progress": self, **changed}
+        return Tuner(space=space, race=Race(**race), **settings)
 
     def phase(self, what: str) -> None:
         """Show no progress."""

@@ -39,9 +39,12 @@ def test_the_outcome_is_that_of_the_tuning(name: str, seed: int) -> None:
     assert said(found) == said(dataclasses.replace(real, notes=()))
     shown = [(one.candidate.label, one.loss, one.interval) for one in found.standings()]
     assert shown == [(one.candidate.label, one.loss, one.interval) for one in real.standings()]
-    assert (found.budget.spent_s, found.space.size) == (real.budget.spent_s, real.space.size)
-    losses = {label: entry.losses for label, entry in found.trials.items()}
-    assert losses == {label: entry.losses for label, entry in real.trials.items()}
+    assert (found.race.budget.spent_s, found.space.size) == (
+        real.race.budget.spent_s,
+        real.space.size,
+    )
+    losses = {label: entry.losses for label, entry in found.race.trials.items()}
+    assert losses == {label: entry.losses for label, entry in real.race.trials.items()}
 
 
 def test_failures_and_their_causes_are_found() -> None:

@@ -20,7 +20,7 @@ _ODD = 1_000_003  # bytes: no size of a checkpoint is a multiple of it
 
 def sizes(size: int | None) -> TuningSizes:
     """Up to 1 GiB, or exactly `size`."""
-    return TuningSizes(confirm=size or GIB, fixed=size is not None, fits=lambda one: one >= MIB)
+    return TuningSizes(largest=size or GIB, fixed=size is not None, fits=lambda one: one >= MIB)
 
 
 def once(size: int, verify: bool) -> int:
@@ -62,7 +62,7 @@ def test_a_smaller_budget_has_a_smaller_search(
         + written_bytes(probe, False)
     )
     found = []
-    for max_bytes in sorted({least, *budgets(20 * least * planner.sizes.confirm // smallest, 150)}):
+    for max_bytes in sorted({least, *budgets(20 * least * planner.sizes.largest // smallest, 150)}):
         if max_bytes < least:
             with pytest.raises(UsageError, match="--max-bytes is too small") as refused:
                 plan(_SPACE, sizes(size), written_bytes, max_bytes)
@@ -96,8 +96,8 @@ def test_every_budget_above_the_least_has_an_answer(size: int | None, max_bytes:
         assert storage.asked == []
         return
     outcome = run(storage, size, Budget(max_bytes=max_bytes))
-    assert outcome.budget.written_bytes <= max_bytes
-    assert sum(step.size_bytes for _, step in storage.asked) == outcome.budget.written_bytes
+    assert outcome.race.budget.written_bytes <= max_bytes
+    assert sum(step.size_bytes for _, step in storage.asked) == outcome.race.budget.written_bytes
     check_words(outcome)
 
 
@@ -111,14 +111,14 @@ def test_every_time_above_the_least_has_an_answer(size: int | None, max_s: float
             run(storage, size, Budget(max_s=max_s, max_bytes=400 * GIB))
         return
     outcome = run(storage, size, Budget(max_s=max_s, max_bytes=400 * GIB))
-    assert outcome.budget.spent_s < max_s + 3
+    assert outcome.race.budget.spent_s < max_s + 3
     check_words(outcome)
 
 
 def check_words(outcome: Outcome) -> None:
     """One note says what was left out, if anything was."""
     notes = [one for one in outcome.reasons() if one.startswith(SMALLER)]
-    raced = {name for name, one in outcome.trials.items() if one.candidate.well_known}
+    raced = {name for name, one in outcome.race.trials.items() if one.candidate.well_known}
     untried = [one.label for one in outcome.space.known if one.label not in raced]
     if outcome.left_out or untried or outcome.size_bytes < GIB:
         (said,) = notes

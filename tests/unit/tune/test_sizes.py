@@ -22,5 +22,5 @@ from iobench.units import MIB
 def test_ever_smaller_sizes(confirm: int, fixed: bool, least: int, candidates: list[float]) -> None:
     """Halves, as long as the workload fits and they are large enough; one size if it is fixed. In
     MiB."""
-    sizes = TuningSizes(confirm=confirm * MIB, fixed=fixed, fits=lambda size: size >= least * MIB)
+    sizes = TuningSizes(largest=confirm * MIB, fixed=fixed, fits=lambda size: size >= least * MIB)
     assert [size / MIB for size in sizes.candidates()] == candidates

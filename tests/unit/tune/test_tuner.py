@@ -47,7 +47,7 @@ def test_the_budget_is_kept(max_s: float, max_gib: int) -> None:
     storage = SimulatedStorage(seed=1)
     budget = Budget(max_s=max_s, max_bytes=max_gib * GIB)
     share = budget.max_bytes * 0.4 / 24
-    sizes = TuningSizes(confirm=min(GIB, int(share)), fixed=False, fits=lambda size: size >= MIB)
+    sizes = TuningSizes(largest=min(GIB, int(share)), fixed=False, fits=lambda size: size >= MIB)
     outcome = storage.tuner(space_of_writers(), budget=budget, sizes=sizes).run()
     assert budget.written_bytes <= max_gib * GIB
     assert budget.spent_s <= max_s + 5
@@ -59,7 +59,7 @@ def test_verified_trials_that_write_more_have_their_room() -> None:
     confirmed."""
     storage = SimulatedStorage(seed=1, written_bytes=lambda size, verify: (5 + verify) * size)
     budget = Budget(max_s=36_000, max_bytes=5 * GIB)
-    sizes = TuningSizes(confirm=16 * MIB, fixed=True, fits=lambda size: size >= MIB)
+    sizes = TuningSizes(largest=16 * MIB, fixed=True, fits=lambda size: size >= MIB)
     space = space_of_writers("buffered", "odirect", "uring")
     confirmation = storage.tuner(space, budget=budget, sizes=sizes).run().confirmation
     assert len(confirmation.able) == 4
@@ -74,7 +74,7 @@ def test_verified_trials_that_write_more_have_their_room() -> None:
 def test_a_budget_too_small_for_one_comparison(budget: Budget, word: str) -> None:
     """It is refused, and the error names a sufficient one."""
     storage = SimulatedStorage(seed=1)
-    sizes = TuningSizes(confirm=GIB, fixed=True, fits=lambda size: size >= MIB)
+    sizes = TuningSizes(largest=GIB, fixed=True, fits=lambda size: size >= MIB)
     with pytest.raises(
         UsageError, match=f"{word} is too small to compare hybrid .*at least (about|[0-9]+MiB)"
     ):
@@ -124,7 +124,7 @@ def test_failures_are_kept_with_their_cause() -> None:
         error=lambda one, _: "TransferError: no ring" if one.writer == "uring" else None,
     )
     outcome = storage.tuner(space_of_writers()).run()
-    assert outcome.trials["uring"].status is RaceStatus.FAILED
+    assert outcome.race.trials["uring"].status is RaceStatus.FAILED
     assert outcome.failures() == {"uring": "TransferError: no ring"}
     assert outcome.chosen.writer == "odirect"
     assert sum(label.startswith("uring") for label, _ in storage.asked) == 1
@@ -207,8 +207,8 @@ def test_settings_near_one_another_run_in_the_same_rounds(seed: int, noise: floa
     world = worlds(noise)["uring at half its rate after its 20th trial"]
     outcome = (storage := world.storage(seed)).tuner(space_of_writers()).run()
     assert world.part_of_best(outcome, storage) >= 0.95 or not outcome.decided
-    rounds = {name: one.losses.keys() for name, one in outcome.trials.items()}
-    trials = outcome.trials.values()
+    rounds = {name: one.losses.keys() for name, one in outcome.race.trials.items()}
+    trials = outcome.race.trials.values()
     tried = [one.candidate for one in trials if one.candidate.origin == "refined" and one.losses]
     near = [one for one in tried if one.writer == "odirect"]
     assert near
@@ -257,13 +257,13 @@ def test_what_the_race_dropped_comes_back_where_the_confirmation_contradicts_it(
 def test_one_setting_of_each_family_is_confirmed_and_measured_again_at_the_end() -> None:
     """However slow it was in the race: its rate may differ at another size, or at the end."""
     outcome = SimulatedStorage(seed=5).tuner(space_of_writers()).run()
-    writers = {outcome.trials[one].candidate.writer for one in outcome.confirmation.contenders}
+    writers = {outcome.race.trials[one].candidate.writer for one in outcome.confirmation.contenders}
     assert writers == set(outcome.space.dimensions)
     confirmation = outcome.confirmation
     assert len(confirmation.last) == LAST_ROUNDS
     for number in confirmation.last:
         last = [name for name, losses in confirmation.losses.items() if number in losses]
-        assert {outcome.trials[one].candidate.writer for one in last} == writers
+        assert {outcome.race.trials[one].candidate.writer for one in last} == writers
     assert max(max(one) for one in confirmation.losses.values()) == confirmation.last[-1]
 
 
@@ -282,7 +282,7 @@ def test_doubts_leave_it_undecided() -> None:
     assert not outcome.decided
     assert outcome.verdict.excess > 0.05
     assert any("may be" in one for one in outcome.reasons() if one.startswith("not decided"))
-    del outcome.trials[outcome.space.neighbours(outcome.chosen)[0].label]
+    del outcome.race.trials[outcome.space.neighbours(outcome.chosen)[0].label]
     assert any("one step from" in one for one in outcome.reasons())
 
 
@@ -346,7 +346,7 @@ def test_limits() -> None:
     limited = Objective(max_memory_bytes=4 * MIB)
     outcome = storage.tuner(space_of_writers(), objective=limited).run()
     assert outcome.chosen.options.to_dict()["block_size"] <= 4 * MIB
-    over = [trial for trial in outcome.trials.values() if trial.status is RaceStatus.OVER]
+    over = [trial for trial in outcome.race.trials.values() if trial.status is RaceStatus.OVER]
     assert over
     assert all("--max-memory is 4.00 MiB" in trial.cause for trial in over)
     with pytest.raises(IobenchError, match=r"--max-cpu is 0\.01"):
