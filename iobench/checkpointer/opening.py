@@ -294,8 +294,6 @@ class Opening:
             ledger=self.ledger,
             keep=keep,
             store=self.store,
-            local=self.tier,
-            stored=None if self.tier is None else self.tier.copies,
             in_order=self.options.in_order or self.replicator is not None,
             newest_first=self.options.on_full == "drop",
             turns=turns,

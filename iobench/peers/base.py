@@ -51,8 +51,6 @@ class Peer(ABC):
     also count as memory of the process."""
     modules: ClassVar[tuple[str, ...]] = ()
     packages: ClassVar[str] = ""
-    notes: ClassVar[tuple[str, ...]] = ()
-    """Remarks that are printed with its figures."""
     Options: ClassVar[type[WriterOptions]] = NoOptions
 
     def __init__(self, options: WriterOptions | None = None) -> None:

@@ -55,21 +55,18 @@ class SnapshotMemory:
         ledger: Ledger | None,
         keep: Retention,
         store: CheckpointStore,
-        local: LocalTier | None,
-        stored: Callable[[Save], list[Copy]] | None,
         in_order: bool,
         newest_first: bool,
         turns: Turns | None = None,
     ) -> Persister:
-        """Return the persister. `ledger` and `local` are those of rank 0; `keep` is the user's.
+        """Return the persister. `ledger` is that of rank 0; `keep` is the user's.
 
-        `local` is the store if it drains. `stored` returns where the copies of a committed save
-        are; None without a remote tier. With `in_order` every snapshot is written, the oldest
-        first. Otherwise those that retention drops are not; `newest_first` is for the others.
+        With `in_order` every snapshot is written, the oldest first. Otherwise those that retention
+        drops are not; `newest_first` is for the others.
         """
         self._newest_first = newest_first
-        self._ledger, self._keep, self._store, self._local = ledger, keep, store, local
-        self._stored = stored
+        self._ledger, self._keep, self._store = ledger, keep, store
+        self._local = store if isinstance(store, LocalTier) else None
 
         def kept(snapshot: Snapshot) -> None:
             found = persist(snapshot)
@@ -118,8 +115,8 @@ class SnapshotMemory:
         memory = [Copy(tier=one.tier, state="volatile") for one in slots][:1]
         if save.status != "committed":
             return memory
-        if self._stored is not None:
-            return [*memory, *self._stored(save)]
+        if self._local is not None:
+            return [*memory, *self._local.copies(save)]
         durable = self._is_stored(save)
         return [*memory, *([Copy(tier=str(self._store), state="durable")] if durable else [])]
 
@@ -238,7 +235,7 @@ class MemoryCandidates(NearerCandidates):
 class MemoryReader:
     """The copy of a checkpoint whose files are the images `files`; further ones are `others`."""
 
-    name, direct = "memory", False
+    name = "memory"
 
     def __init__(
         self, files: Iterable[FileImage], location: str | Path, others: CopyReader | None

@@ -61,7 +61,7 @@ class MendedReader:
         self._asked = False
         self._far: CopyReader | None = None
         self._damaged: dict[str, dict[tuple[int, int], str]] = {}  # names of pieces, by file
-        self.name, self.direct, self.location = near.name, near.direct, near.location
+        self.name, self.location = near.name, near.location
         self.far_bytes = 0
         """Bytes that came from the other copy."""
         self._far_problem = ""

@@ -412,10 +412,6 @@ class CopyReader(Protocol):
         """The name of the writer that reads it, for a Transfer."""
 
     @property
-    def direct(self) -> bool:
-        """Whether it is read past the page cache; see Writer.direct."""
-
-    @property
     def location(self) -> str | Path:
         """The directory or prefix of the files, for messages."""
 
@@ -436,8 +432,7 @@ class StoredReader:
     """What `writer` reads at `location`: the last copy of a chain."""
 
     def __init__(self, writer: Writer, location: str | Path) -> None:
-        self._writer, self.location = writer, location
-        self.name, self.direct = writer.name, writer.direct
+        self._writer, self.location, self.name = writer, location, writer.name
 
     def read(self, image: FileImage, ranges: Ranges | None = None) -> Transfer:
         if ranges is None:

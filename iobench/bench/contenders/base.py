@@ -82,9 +82,10 @@ class Contender(ABC):
     def warm_up(self, directory: Location) -> None:  # noqa: B027 -- optional
         """Do the work of the first use in a process, such as imports; may use `directory`."""
 
-    @abstractmethod
     def notes(self, replay: Replay) -> tuple[str, ...]:
         """Return notes for readers of its figures."""
+        del replay
+        return ()
 
 
 class WriterContender(Contender):

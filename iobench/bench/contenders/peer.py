@@ -121,9 +121,6 @@ class PeerContender(Contender):
             safetensors.save(state, os.path.basename(path), directory, make(_FOR_RESTORES))
         self.peer.restore(path, {"tensor": tensor.to("meta")})
 
-    def notes(self, replay: Replay) -> tuple[str, ...]:  # noqa: ARG002
-        return self.peer.notes
-
     def _path(self, directory: Location, path: str) -> str:
         return f"{str(directory).rstrip('/')}/{path}{self.peer.suffix}"
 
