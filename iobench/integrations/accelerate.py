@@ -16,15 +16,15 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 from iobench.errors import UsageError
 from iobench.exports.staged_directory import StagedDirectory, shared_token
-from iobench.integrations.decoupled import commit_decoupled
 from iobench.integrations.default_writer import chosen_writer
 from iobench.integrations.needs import needs
-from iobench.integrations.routed import routed
+from iobench.integrations.routed import routed, staged_save
 from iobench.writers.base import Writer
 from iobench.writers.config import WriterLike
 from iobench.writers.removal import remove_tree
@@ -79,7 +79,8 @@ class _Hooks:
             if output_dir is None:
                 return stock(output_dir, *args, **kwargs)  # raises
             staged = StagedDirectory(os.path.expanduser(output_dir), token=shared_token())
-            self._save(staged, lambda: stock(str(staged.path), *args, **kwargs))
+            with self._staged(staged):
+                stock(str(staged.path), *args, **kwargs)
             return Path(output_dir)
 
         @functools.wraps(stock_load)
@@ -105,14 +106,12 @@ class _Hooks:
         staged = StagedDirectory(final, hidden=project / ".checkpoints", token=shared_token())
         staged.path = staged.root / "checkpoints" / final.name
 
-        def save() -> None:
+        with self._staged(staged):
             before, settings.project_dir = settings.project_dir, str(staged.root)
             try:
                 stock(None, *args, **kwargs)
             finally:
                 settings.project_dir = before
-
-        self._save(staged, save)
         if self._publishes and settings.total_limit is not None:
             named = checkpoints.glob("checkpoint_*")
             found = sorted((int(one.name[11:]), one) for one in named if one.name[11:].isdigit())
@@ -121,6 +120,13 @@ class _Hooks:
         accelerator.wait_for_everyone()
         return final
 
+    def _staged(self, staged: StagedDirectory) -> AbstractContextManager[None]:
+        return staged_save(
+            *(self._accelerator, self._writer, staged),
+            publishes=self._publishes,
+            keep_others=True,
+        )
+
     @property
     def _publishes(self) -> bool:
         """Whether this process publishes the directory: one process per file system does."""
@@ -128,20 +134,3 @@ class _Hooks:
         if accelerator.project_configuration.save_on_each_node:
             return bool(accelerator.is_local_main_process)
         return bool(accelerator.is_main_process)
-
-    def _save(self, staged: StagedDirectory, save: Callable[[], object]) -> None:
-        if self._publishes:
-            staged.begin()
-        self._accelerator.wait_for_everyone()
-        try:
-            with routed(self._writer, staged.root):
-                save()
-                commit_decoupled(self._accelerator._models)
-        except BaseException:
-            if self._publishes:
-                staged.discard()
-            raise
-        self._accelerator.wait_for_everyone()
-        if self._publishes:
-            staged.publish(keep_others=True)
-        self._accelerator.wait_for_everyone()

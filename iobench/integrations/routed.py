@@ -2,6 +2,8 @@
 
 It applies to calls of one thread and to files below one directory. Integrations use it around a
 save or a load; `iobench exec` instead redirects a whole process permanently.
+
+staged_save: the same around a save of all ranks of Accelerate, which gets its name at the end.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from typing import Any
 import safetensors.torch
 import torch
 
+from iobench.exports.staged_directory import StagedDirectory
 from iobench.integrations import safetensors_dropins, torch_dropins
 from iobench.integrations.replacing import Replaced, bypassed, put_back, replace
 from iobench.writers.base import Writer
@@ -50,6 +53,41 @@ def routed(writer: Writer, directory: str | os.PathLike[str]) -> Iterator[None]:
     finally:
         _route.writer, _route.directory = before
         _remove()
+
+
+@contextmanager
+def staged_save(
+    accelerator: Any,
+    writer: Writer,
+    staged: StagedDirectory,
+    *,
+    publishes: bool,
+    keep_others: bool = False,
+) -> Iterator[None]:
+    """Let all ranks of `accelerator` save below `staged.root` by `writer`, and publish that.
+
+    All of them call this; one process of each file system `publishes`. DeepSpeed engines commit
+    their background saves before that; otherwise they would before the next optimizer step. After
+    an error, also of such a save, the old directory stays.
+    """
+    if publishes:
+        staged.begin()
+    accelerator.wait_for_everyone()
+    try:
+        with routed(writer, staged.root):
+            yield
+            for model in accelerator._models:
+                decoupled = hasattr(model, "_commit_decoupled_checkpoint")
+                if decoupled and model.checkpoint_engine.is_decoupled():
+                    model._commit_decoupled_checkpoint()
+    except BaseException:
+        if publishes:
+            staged.discard()
+        raise
+    accelerator.wait_for_everyone()
+    if publishes:
+        staged.publish(keep_others=keep_others)
+    accelerator.wait_for_everyone()
 
 
 def _redirected(

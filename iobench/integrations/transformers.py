@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from iobench.errors import UsageError
 from iobench.exports.staged_directory import StagedDirectory, remove_killed, shared_token
-from iobench.integrations.decoupled import commit_decoupled
 from iobench.integrations.default_writer import chosen_writer
 from iobench.integrations.needs import needs
-from iobench.integrations.routed import routed
+from iobench.integrations.routed import routed, staged_save
 from iobench.writers.base import Writer
 from iobench.writers.config import WriterLike
 
@@ -62,26 +61,15 @@ class WriterMixin(_Trainer):  # type: ignore[misc, valid-type]  # untyped packag
         publishes = bool(self.args.should_save)
         if publishes:
             remove_killed(Path(run), f"_{PREFIX_CHECKPOINT_DIR}-*")  # of any step
-            staged.begin()
-        self.accelerator.wait_for_everyone()
         _find_best(self, run, final)
         self._staged = staged
         try:
-            with routed(self._iobench_writer, staged.root):
+            with staged_save(self.accelerator, self._iobench_writer, staged, publishes=publishes):
                 super()._save_checkpoint(model, trial)
-                commit_decoupled(self.accelerator._models)
-            if self.state.best_model_checkpoint == str(staged.path):
-                _rename_best(self, str(final), staged.path)
-        except BaseException:
-            if publishes:
-                staged.discard()
-            raise
+                if self.state.best_model_checkpoint == str(staged.path):
+                    _rename_best(self, str(final), staged.path)
         finally:
             self._staged = None
-        self.accelerator.wait_for_everyone()
-        if publishes:
-            staged.publish()
-        self.accelerator.wait_for_everyone()
         if self.args.push_to_hub:
             self._push_from_checkpoint(str(final))
         if publishes:
