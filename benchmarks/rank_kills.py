@@ -17,7 +17,7 @@ from collections import defaultdict
 from pathlib import Path
 
 from support.nodes import open_nodes
-from support.rank_kills import PRELOAD, RankKills
+from support.rank_kills import RankKills
 from support.train_scripts import newest_checked
 
 
@@ -31,7 +31,7 @@ def main() -> int:
         directory = Path(name)
         run = directory / "run"
         run.mkdir()
-        with open_nodes(4, directory=directory, preload=PRELOAD) as nodes:
+        with open_nodes(4, directory=directory) as nodes:
             kills = RankKills(nodes=nodes, directory=run, newest=newest_checked, seed=asked.seed)
             while len(kills.attempts) < asked.kills:
                 try:

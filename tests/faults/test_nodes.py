@@ -14,7 +14,8 @@ _USER = """
 import os, pathlib, sys
 from support.nodes import open_nodes
 with open_nodes(2, directory=pathlib.Path(sys.argv[1])) as nodes:
-    process = nodes[1].start(["sh", "-c", "setsid sleep 60 & echo ready; exec sleep 60"])
+    shell = ["sh", "-c", "setsid sleep 60 & echo ready; exec sleep 60"]
+    process = nodes[1].start("os:execvp", "sh", shell)
     process.wait_for("ready", 30)
     print(nodes[0].pid, nodes[1].pid, *nodes[1].running(), flush=True)
     sys.stdin.read()

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 from support.nodes import Nodes, open_nodes
-from support.rank_kills import PRELOAD
 from support.saved_run import SavedRun
 from support.train_scripts import newest_checked
 
@@ -47,8 +46,7 @@ _READING = {
 
 @pytest.fixture(scope="module")
 def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
-    directory = tmp_path_factory.mktemp("nodes")
-    with open_nodes(3, directory=directory, preload=[*PRELOAD, "iobench.ranks.exchange"]) as made:
+    with open_nodes(3, directory=tmp_path_factory.mktemp("nodes")) as made:
         yield made
 
 

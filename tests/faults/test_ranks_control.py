@@ -4,6 +4,7 @@ import contextlib
 import json
 import re
 import signal
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,7 @@ _LOST = 3
 
 @pytest.fixture(scope="module")
 def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
-    preload = ["torch", "torch.distributed", "iobench.ranks.control", "asyncio"]
-    with open_nodes(4, directory=tmp_path_factory.mktemp("nodes"), preload=preload) as made:
+    with open_nodes(4, directory=tmp_path_factory.mktemp("nodes")) as made:
         yield made
 
 
@@ -118,7 +118,7 @@ def test_a_late_rank_is_told(nodes) -> None:
     _, lost, late = ranks
     late.wait_stopped(30)
     assert lost.wait(30) == _KILLED
-    nodes.sleep(0.5)  # without the wait rank 0 ends now
+    time.sleep(0.5)  # without the wait rank 0 ends now
     late.resume()
     _expect_lost(nodes, [ranks[0], late], lost, "started")
 
@@ -175,7 +175,7 @@ def test_all_are_stopped_and_resumed(nodes) -> None:
         rank.wait_for("round 3", 30)
     for rank in ranks:
         rank.stop()
-    nodes.sleep(1.5 * _SILENT_S)
+    time.sleep(1.5 * _SILENT_S)
     for rank in ranks:
         rank.resume()
     assert nodes.wait(ranks, 60) == [0, 0, 0], [rank.stdout() for rank in ranks]

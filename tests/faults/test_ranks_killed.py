@@ -2,7 +2,7 @@
 
 import pytest
 from support.nodes import open_nodes
-from support.rank_kills import PRELOAD, RankKills
+from support.rank_kills import RankKills
 from support.train_scripts import newest_checked
 
 _KILLS = 8  # of each seed; these seeds have every fault, at every moment
@@ -14,7 +14,7 @@ def test_random_kills(tmp_path, seed: int) -> None:
     end with the name of the lost rank, and no checkpoint that was reported is lost."""
     run = tmp_path / "run"
     run.mkdir()
-    with open_nodes(3, directory=tmp_path, preload=PRELOAD) as nodes:
+    with open_nodes(3, directory=tmp_path) as nodes:
         kills = RankKills(
             nodes=nodes,
             directory=run,

@@ -6,11 +6,12 @@ before has left. The replicas stay from test to test.
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 
 import pytest
 from support.nodes import Nodes, open_nodes
-from support.replica_job import REPLICA_PRELOAD, ReplicaJob, loads, outcomes, told
+from support.replica_job import ReplicaJob, loads, outcomes, told
 from support.saved_run import expect_lost
 
 _LIMIT_S = 60
@@ -24,8 +25,7 @@ _MEMORY = {"replicas": "read"}
 
 @pytest.fixture(scope="module")
 def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
-    directory = tmp_path_factory.mktemp("nodes")
-    with open_nodes(3, directory=directory, preload=REPLICA_PRELOAD) as made:
+    with open_nodes(3, directory=tmp_path_factory.mktemp("nodes")) as made:
         yield made
 
 
@@ -140,7 +140,7 @@ def test_short_partition_during_a_transfer(job) -> None:
     ranks = job.start(2, options={"rate": "1MB"}, points={0: [f"{_SEND}:before:1:note"]})
     ranks[0].wait_for("Sender.send", _LIMIT_S)
     job.nodes[1].link("down")
-    job.nodes.sleep(0.5)
+    time.sleep(0.5)
     job.nodes[1].link("up")
     job.leave(ranks)
     assert [outcomes(rank)[-1] for rank in ranks] == ["complete", "complete"]

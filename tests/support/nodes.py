@@ -2,7 +2,7 @@
 
 A node has its own network (eth0 with an address), host name, mounts (/dev/shm), and processes.
 
-    with open_nodes(2, preload=["torch"]) as nodes:
+    with open_nodes(2, directory=directory) as nodes:
         job = nodes.ranks("support.script:main", per_node=1)
         job[0].kill()
         assert job[1].wait(30) == 1
@@ -18,11 +18,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import selectors
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -33,8 +31,22 @@ import pytest
 
 from support.captured import captured
 from support.filesystems import chroot
+from support.preloaded import Preloaded, run_preloaded
 
-_TESTS = Path(__file__).parents[1]
+_LIMIT_S = 120
+"""A process that runs longer prints its stacks and exits with 1."""
+
+_CALL = """
+import faulthandler, importlib, json, sys
+from support.kill_points import arm
+limit_s, points, target, arguments = json.loads(sys.argv[1])
+faulthandler.dump_traceback_later(limit_s, exit=True)
+for point in points:
+    arm(point)
+module, _, name = target.partition(":")
+getattr(importlib.import_module(module), name)(*arguments)
+"""
+
 _HOLD = (
     # The first word of /proc/self/stat is the pid outside: /proc is still that of the parent.
     "read -r pid _ < /proc/self/stat && mount -t proc proc /proc && {setup} && echo $pid "
@@ -44,18 +56,9 @@ _UNSHARE = ["unshare", "--net", "--uts", "--ipc", "--mount", "--pid", "--fork", 
 
 
 @contextmanager
-def open_nodes(
-    count: int,
-    *,
-    directory: Path,
-    preload: Sequence[str] = (),
-    limit_s: float = 120,
-    environ: Mapping[str, str] | None = None,
-) -> Iterator[Nodes]:
+def open_nodes(count: int, *, directory: Path) -> Iterator[Nodes]:
     """Yield `count` nodes. At the end every process in them is killed.
 
-    `preload`: modules that are imported once, before processes are forked. `limit_s`: a process
-    that runs longer prints its stacks and exits with 1. `environ`: more variables of all processes.
     Output of processes is stored in `directory`. Skips the test where nodes cannot be made.
     """
     if os.geteuid() != 0:
@@ -65,6 +68,7 @@ def open_nodes(
     for program in ("unshare", "nsenter", "ip", "bash"):
         if not shutil.which(program):
             pytest.skip(f"{program} is not installed (util-linux, iproute2)")
+    run_preloaded(["-c", "pass"])  # its server is there before anything is counted
     with ExitStack() as stack:
         try:
             life = stack.enter_context(_pipe())
@@ -72,31 +76,24 @@ def open_nodes(
             _ip(switch, "link set bridge up")
         except OSError as error:
             pytest.skip(f"no network namespace can be made here: {error}")
-        nodes = Nodes(count, life, switch, directory, stack, environ or {})
-        nodes._serve(preload, limit_s)
+        nodes = Nodes(count, life, switch, directory, stack)
+        stack.callback(nodes._end)
         yield nodes
 
 
 class Nodes(Sequence["Node"]):
-    """The nodes, and the server that forks processes in them."""
+    """The nodes and their processes."""
 
     def __init__(
-        self,
-        count: int,
-        life: int,
-        switch: int,
-        directory: Path,
-        stack: ExitStack,
-        environ: Mapping[str, str],
+        self, count: int, life: int, switch: int, directory: Path, stack: ExitStack
     ) -> None:
-        self._directory, self._stack, self._environ = directory, stack, dict(environ)
+        self._directory, self._stack = directory, stack
         self._life, self._hosts = life, directory / "hosts"
         lines = [f"{_address(i)} node{i}\n" for i in range(count)]
         self._hosts.write_text("127.0.0.1 localhost\n" + "".join(lines), "utf-8")
         self._nodes = [Node(self, switch, number) for number in range(count)]
-        self._started = 0
         self._port = 29500
-        self._processes: dict[int, Process] = {}
+        self._processes: list[Process] = []
         for node in self._nodes:
             node.boot()
 
@@ -108,7 +105,7 @@ class Nodes(Sequence["Node"]):
 
     def ranks(
         self,
-        target: str | Sequence[str],
+        target: str,
         *arguments: Any,
         per_node: int = 1,
         order: Sequence[int] | None = None,
@@ -122,8 +119,7 @@ class Nodes(Sequence["Node"]):
 
         `order`: the number of the node of each group of `per_node` ranks. `points`: kill points of
         a rank (see support.kill_points). `environ`: more variables. `target`: "module:function",
-        called with `arguments` in a forked process, or a command. Every job gets its own port and
-        run id.
+        called with `arguments`. Every job gets its own port and run id.
         """
         self._port += 10
         port = port or self._port
@@ -168,7 +164,7 @@ class Nodes(Sequence["Node"]):
             if left_s <= 0:
                 shown = [f"{p}:\n{p.stdout()}{p.stderr()}" for p in processes if p.code is None]
                 raise TimeoutError(f"still running after {timeout_s} s: " + "\n".join(shown))
-            self._receive(left_s)
+            time.sleep(0.005)
         return [process.code for process in processes if process.code is not None]
 
     def kill_all(self) -> None:
@@ -177,82 +173,23 @@ class Nodes(Sequence["Node"]):
             for pid in node.running():
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-        self.wait(list(self._processes.values()), 60)
+        self.wait(self._processes, 60)
 
     def shown(self, count: int) -> str:
         """Return the output of the `count` processes that were started last."""
-        numbers = range(self._started - count + 1, self._started + 1)
-        files = [self._directory / f"process-{n}{end}" for n in numbers for end in (".out", ".err")]
-        return "\n".join(f"{file.name}:\n{file.read_text('utf-8')}" for file in files)
+        return "\n".join(f"{p}:\n{p.stdout()}{p.stderr()}" for p in self._processes[-count:])
 
     def forget(self) -> None:
-        """Remove the output of all processes that have ended."""
+        """Remove the output of all processes, which have ended."""
+        self._processes.clear()
         for file in self._directory.glob("process-*"):
             file.unlink()
 
-    def sleep(self, seconds: float) -> None:
-        """Wait while the processes run; their ends are noticed."""
-        end_s = time.monotonic() + seconds
-        while (left_s := end_s - time.monotonic()) > 0:
-            self._receive(left_s)
-
-    def _serve(self, preload: Sequence[str], limit_s: float) -> None:
-        paths = [str(_TESTS), str(_TESTS.parent), os.environ.get("PYTHONPATH", "")]
-        self._server = subprocess.Popen(
-            [sys.executable, "-m", "support.node_server", str(limit_s), *preload],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), **self._environ},
-        )
-        self._stack.callback(self._end)
-        os.set_blocking(self._server.stdout.fileno(), False)
-        self._buffer = b""
-        self._answers: list[dict[str, Any]] = []
-
     def _end(self) -> None:
-        """End the server and wait for it; it kills and reaps what it has started."""
-        self._server.stdin.close()
-        self._server.wait(60)
-        self._server.stdout.close()
-
-    def _ask(self, **request: Any) -> dict[str, Any]:
-        self._server.stdin.write(json.dumps(request).encode() + b"\n")
-        self._server.stdin.flush()
-        while not self._answers:
-            self._receive(60)
-        answer = self._answers.pop()
-        if "error" in answer:
-            raise OSError(answer["error"])
-        return answer
-
-    def _receive(self, timeout_s: float) -> None:
-        """Wait for one chunk of messages of the server: answers, and ends of processes."""
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._server.stdout, selectors.EVENT_READ)
-            if not selector.select(timeout_s):
-                return
-        data = os.read(self._server.stdout.fileno(), 1 << 16)
-        if not data:
-            raise OSError("the server of the nodes has ended; see its stderr")
-        *lines, self._buffer = (self._buffer + data).split(b"\n")
-        for message in map(json.loads, lines):
-            if "ended" in message:
-                self._processes.pop(message["ended"]).code = message["code"]
-            else:
-                self._answers.append(message)
-                if "pid" in message:
-                    self._processes[message["pid"]] = self._starting
-
-    def _start(self, process: Process, request: dict[str, Any]) -> None:
-        self._starting = process  # the process may end before its start is answered
-        process.pid = self._ask(**request)["pid"]
-
-    def _output(self) -> Path:
-        self._started += 1
-        output = self._directory / f"process-{self._started}"
-        for suffix in (".out", ".err"):
-            output.with_suffix(suffix).touch()
-        return output
+        """Kill what still runs, and wait for it."""
+        for process in self._processes:
+            process.kill()
+        self.wait(self._processes, 60)
 
 
 class Node:
@@ -290,27 +227,30 @@ class Node:
 
     def start(
         self,
-        target: str | Sequence[str],
+        target: str,
         *arguments: Any,
         environ: Mapping[str, str] | None = None,
         points: Sequence[str] = (),
-        cwd: str | Path | None = None,
     ) -> Process:
-        """Start a process: a function "module:function" with JSON arguments, or a command."""
-        output = self._nodes._output()
-        process = Process(self._nodes, self, output)
-        request = {
-            "do": "start",
-            "node": self.pid,
-            "target": target,
-            "arguments": arguments,
-            "environ": {**self._nodes._environ, **(environ or {})},
-            "points": list(points),
-            "cwd": str(cwd or self._nodes._directory),
-            "output": str(output),
-        }
-        self._nodes._start(process, request)
-        return process
+        """Start a process that calls the function "module:function" with JSON arguments."""
+        processes, directory = self._nodes._processes, self._nodes._directory
+        output = directory / f"process-{len(processes) + 1}"
+        call = json.dumps([_LIMIT_S, points, target, arguments])
+        with ExitStack() as stack:
+            out, err = (
+                stack.enter_context(output.with_suffix(end).open("ab")) for end in (".out", ".err")
+            )
+            process = Preloaded(
+                ["-c", _CALL, call],
+                node=self.pid,
+                cwd=directory,
+                env={**os.environ, **(environ or {})},
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+            )
+        processes.append(Process(process, self, output))
+        return processes[-1]
 
     def run(self, *command: str | Path) -> str:
         """Run a command in the node; return its stdout. Raises OSError when it fails."""
@@ -338,34 +278,35 @@ class Node:
 
 
 class Process:
-    """A process in a node. `code` is its exit code, negative after a signal, None while it runs."""
+    """A process in a node."""
 
-    def __init__(self, nodes: Nodes, node: Node, output: Path) -> None:
-        self._nodes, self.node, self._output = nodes, node, output
-        self.pid, self.rank = 0, -1
-        self.code: int | None = None
+    def __init__(self, process: Preloaded, node: Node, output: Path) -> None:
+        self._process, self.node, self._output = process, node, output
+        self.pid, self.rank = process.pid, -1
 
     def __repr__(self) -> str:
         return f"rank {self.rank} (pid {self.pid}) on {self.node.host}"
 
+    @property
+    def code(self) -> int | None:
+        """Its exit code, negative after a signal, None while it runs."""
+        return self._process.poll()
+
     def kill(self) -> None:
         """Send SIGKILL. A process that has ended is left alone."""
-        self._signal(signal.SIGKILL)
+        self._process.send_signal(signal.SIGKILL)
 
     def stop(self) -> None:
         """Send SIGSTOP: the process stays, and does nothing."""
-        self._signal(signal.SIGSTOP)
+        self._process.send_signal(signal.SIGSTOP)
 
     def resume(self) -> None:
         """Send SIGCONT."""
-        self._signal(signal.SIGCONT)
-
-    def _signal(self, number: signal.Signals) -> None:
-        self._nodes._ask(do="signal", pid=self.pid, number=number)
+        self._process.send_signal(signal.SIGCONT)
 
     def wait(self, timeout_s: float) -> int:
         """Wait for the end; return the exit code. Raises TimeoutError with the output."""
-        return self._nodes.wait([self], timeout_s)[0]
+        return self.node._nodes.wait([self], timeout_s)[0]
 
     def wait_stopped(self, timeout_s: float) -> None:
         """Wait until the process is stopped (SIGSTOP), for example at a kill point."""
@@ -378,7 +319,7 @@ class Process:
     def _wait_until(self, reached: Any, what: str, timeout_s: float) -> None:
         end_s = time.monotonic() + timeout_s
         while not reached():
-            self._nodes._receive(0.01)
+            time.sleep(0.005)
             if self.code is not None or time.monotonic() > end_s:
                 if reached():
                     return

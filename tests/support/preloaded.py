@@ -43,7 +43,8 @@ _MODULES = (
 )
 _BEGIN = "from support.preloaded import serve; serve()"
 _LONGEST = 200_000  # bytes of a request: less than a socket's buffer
-_PR_SET_CHILD_SUBREAPER = 36
+_PR_SET_CHILD_SUBREAPER, _CLONE_NEWPID = 36, 0x20000000
+_NAMESPACES = ("net", "uts", "ipc", "mnt")  # beside that of PIDs, which only a child can be in
 # A signal that arrives between `os.scandir()`, or importlib's open of a module, and its `with`
 # leaves the object to the collector, which closes it and warns. In the tests' own process, which
 # no signal interrupts, these warnings are errors.
@@ -57,7 +58,7 @@ class Preloaded(subprocess.Popen[str]):
     """A process of `python ARGUMENTS`, which are `-m MODULE ...`, `-c CODE ...` or `SCRIPT ...`.
 
     `-u` before them is honoured. Streams are those of subprocess.Popen. The process is a child of
-    this one.
+    this one. `node`: it is in the namespaces of this process, such as the holder of a node.
     """
 
     def __init__(
@@ -66,8 +67,10 @@ class Preloaded(subprocess.Popen[str]):
         *,
         cwd: object = None,
         env: Mapping[str, str] | None = None,
+        node: int = 0,
         **streams: Any,
     ) -> None:
+        self._node = node
         super().__init__(list(map(str, arguments)), cwd=cwd, env=env, text=True, **streams)
 
     def _execute_child(self, args: list[str], *rest: Any) -> None:
@@ -78,6 +81,7 @@ class Preloaded(subprocess.Popen[str]):
             "cwd": os.path.abspath(cwd or os.curdir),
             "environment": dict(os.environ if environment is None else environment),
             "session": rest[20],
+            "node": self._node,
         }
         if not _servers:
             _servers.append(_Server.started())
@@ -168,6 +172,16 @@ def fork_server() -> None:
     atexit.register(_servers[0].close)
 
 
+def enter(node: int, kind: str, flags: int = 0) -> None:
+    """Enter a namespace (`net`, `uts`, ...) of the process `node`; os.setns is new in 3.12."""
+    fd = os.open(f"/proc/{node}/ns/{kind}", os.O_RDONLY)
+    try:
+        done = ctypes.CDLL(None, use_errno=True).setns(fd, flags)
+        assert done == 0, os.strerror(ctypes.get_errno())
+    finally:
+        os.close(fd)
+
+
 def _sockets() -> tuple[socket.socket, socket.socket]:
     ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     for end in ends:
@@ -200,8 +214,11 @@ def _answer(requests: socket.socket) -> None:
             requests.close()
             return
         reading, writing = os.pipe()
+        request = json.loads(content)
         middle = os.fork()
         if not middle:
+            if request["node"]:
+                enter(request["node"], "pid", _CLONE_NEWPID)  # of the child
             child = os.fork()
             if child:
                 os.write(writing, str(child).encode())
@@ -210,7 +227,7 @@ def _answer(requests: socket.socket) -> None:
             os.close(reading)
             os.close(writing)
             try:
-                _become(**json.loads(content), streams=streams)
+                _become(**request, streams=streams)
                 code: object = 0
             except SystemExit as ended:
                 code = ended.code
@@ -239,9 +256,12 @@ def _become(
     cwd: str,
     environment: dict[str, str],
     session: bool,
+    node: int,
     streams: Sequence[int],
 ) -> None:
     """Run a program as `python ARGUMENTS` would."""
+    for kind in _NAMESPACES if node else ():
+        enter(node, kind)
     if session:
         os.setsid()
     for number, stream in enumerate(streams):

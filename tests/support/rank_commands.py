@@ -63,8 +63,9 @@ run()
 
 _IN_NODE = """
 import sys
-from support.node_server import enter
-enter(int(sys.argv[1]), "net", "uts")
+from support.preloaded import enter
+enter(int(sys.argv[1]), "net")
+enter(int(sys.argv[1]), "uts")
 sys.argv = ["iobench", *sys.argv[2:]]
 from iobench.__main__ import run
 run()

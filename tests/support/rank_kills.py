@@ -16,19 +16,6 @@ from pathlib import Path
 
 from support.nodes import Nodes, Process
 
-PRELOAD = (
-    "support.train_scripts",
-    "iobench.checkpointer.opening",
-    "iobench.checkpoint.ranked.dcp_files",
-    "iobench.checkpoint.stored",
-    "iobench.writers.odirect",
-    "torch.distributed",
-    "torch.utils.serialization",
-    "numpy.ma",
-    "encodings.idna",
-)
-"""Modules that ranks with a Checkpointer import."""
-
 _FAULTS = {"kill": 70, "stop": 15, "power": 10, "partition": 5}
 """How often each happens, of 100."""
 

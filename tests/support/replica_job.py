@@ -8,16 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from support.nodes import Node, Nodes, Process
-from support.rank_kills import PRELOAD
 from support.train_scripts import newest_checked
-
-REPLICA_PRELOAD = (
-    *PRELOAD,
-    "support.replica_trains",
-    "iobench.ranks.exchange",
-    "iobench.replicas.nearest",
-)
-"""Modules that ranks with replicas import."""
 
 _LIMIT_S = 60
 

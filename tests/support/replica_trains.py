@@ -27,6 +27,7 @@ def replicates(directory: str, saves: int, asked: dict[str, Any]) -> None:
     """
     world = World.detect()
     warnings.simplefilter("always")
+    warnings.simplefilter("ignore", ResourceWarning)  # a job that is broken closes nothing
     warnings.showwarning = lambda message, *_, **__: say(f"told {message}")
     options = asked["options"] | asked["options_of"].get(str(world.rank), {})
     try:
