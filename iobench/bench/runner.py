@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
-from typing import Protocol
 
 from iobench.bench import fio
 from iobench.bench.axes import Variant
@@ -42,22 +41,10 @@ from iobench.results import (
     new_run_id,
     utc_now,
 )
+from iobench.results.result_file import RunProgress
 
 _Record = Sample | CeilingSample | Failure
 _WARM_UP = "warm-up"  # a checkpoint that is not measured
-
-
-class RunProgress(Protocol):
-    """Receives the progress of a run; `iobench.cli` shows it on stderr."""
-
-    def begin(self, steps: int | None) -> None:
-        """Receive the number of steps that follow, of about equal size; None if it is unknown."""
-
-    def step(self, what: str) -> None:
-        """Receive the start of a step; the previous step, if any, is done."""
-
-    def result(self, record: Sample | CeilingSample | Failure) -> None:
-        """Receive a record that was written."""
 
 
 @dataclass(kw_only=True)

@@ -96,9 +96,14 @@ class _Steps:
 
 
 class StderrProgress(_Steps):
-    """Shows a run's steps and results."""
+    """Shows the steps and results of a run, or the blocks of a training."""
 
-    def result(self, record: Sample | CeilingSample | Failure) -> None:
+    def result(self, record: Sample | CeilingSample | Failure | TrainBlock) -> None:
+        if isinstance(record, TrainBlock):
+            each = f"{format_seconds(record.wall_s / len(record.step_s))} a step"
+            label, wall = f"{record.writer} {record.how}".strip(), format_seconds(record.wall_s)
+            self._line(f"{record.repetition + 1} {label}: {wall}, {each}", f"last {each}")
+            return
         if isinstance(record, CeilingSample):
             writer = at_target(f"fio {record.job['name']}", record.target)
         else:
@@ -127,15 +132,6 @@ class TuneProgress(_Steps):
         if self._bar:
             self._bar.update(self._task, description=f"{self._phase}: {candidate.label}")
         self._line(f"{step.round} {candidate.label}: {figure}", figure)
-
-
-class TrainProgress(_Steps):
-    """Shows the blocks of `iobench train`."""
-
-    def block(self, label: str, block: TrainBlock) -> None:
-        each = f"{format_seconds(block.wall_s / len(block.step_s))} a step"
-        wall = format_seconds(block.wall_s)
-        self._line(f"{block.repetition + 1} {label}: {wall}, {each}", f"last {each}")
 
 
 class VerifyProgress(_Steps):

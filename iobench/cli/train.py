@@ -99,12 +99,12 @@ def train(
 
 def measure_training(session: Session, path: Path, *, quiet: bool = False) -> ResultFile:
     """Print the plan, run the session and return its record, which is in `path`."""
-    from iobench.cli.progress import TrainProgress
+    from iobench.cli.progress import StderrProgress
     from iobench.results import ResultWriter, read
 
     if not quiet:
         print_plan(session.lines())
-    with TrainProgress(quiet=quiet) as progress, ResultWriter(path) as results:
+    with StderrProgress(quiet=quiet) as progress, ResultWriter(path) as results:
         session.run(results, progress)
     return read(path)
 

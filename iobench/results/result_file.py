@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from iobench.errors import ResultFileError
 from iobench.results.codec import KINDS, SCHEMA, Record, to_record
@@ -97,6 +97,19 @@ def read_run(path: Path) -> Run | None:
     except ResultFileError:
         return None
     return record if isinstance(record, Run) else None
+
+
+class RunProgress(Protocol):
+    """Receives the progress of a run or of training; `iobench.cli` shows it on stderr."""
+
+    def begin(self, steps: int | None) -> None:
+        """Receive the number of steps that follow, of about equal size; None if it is unknown."""
+
+    def step(self, what: str) -> None:
+        """Receive the start of a step; the previous step, if any, is done."""
+
+    def result(self, record: Sample | CeilingSample | Failure | TrainBlock) -> None:
+        """Receive a record that was written."""
 
 
 class ResultWriter:

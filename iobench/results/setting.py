@@ -19,14 +19,6 @@ IF_SET: Mapping[str, bool] = {"if_set": True}
 """Metadata of a field that a record has only where it is not empty."""
 
 
-def _axis(
-    option: str, default: Any = None, *, of_restores: bool = False, if_set: bool = False
-) -> Any:
-    """Return a field of AxisValues with the option of `iobench run` that sets it."""
-    metadata = {"option": option, "of_restores": of_restores, "if_set": if_set}
-    return field(default=default, metadata=metadata)
-
-
 @dataclass(frozen=True, kw_only=True)
 class AxisValues:
     """One value of each axis. In a record each axis is a key, in this order.
@@ -43,14 +35,14 @@ class AxisValues:
 
     flattened: ClassVar[bool] = True
 
-    format: str | None = _axis("serializer")
-    granularity: str | None = _axis("granularity")
-    restore_as: str | None = _axis("restore-as", of_restores=True)
-    numjobs: int = _axis("numjobs", default=1)
-    target: str | None = _axis("target", if_set=True)
-    restore_mode: str | None = _axis("restore-mode", if_set=True)
-    slices: str | None = _axis("slices", if_set=True)
-    background: str | None = _axis("background", if_set=True)
+    format: str | None = None
+    granularity: str | None = None
+    restore_as: str | None = None
+    numjobs: int = 1
+    target: str | None = field(default=None, metadata=IF_SET)
+    restore_mode: str | None = field(default=None, metadata=IF_SET)
+    slices: str | None = field(default=None, metadata=IF_SET)
+    background: str | None = field(default=None, metadata=IF_SET)
 
     def __post_init__(self) -> None:
         if self.numjobs < 1:
@@ -74,14 +66,14 @@ class AxisValues:
         ]
 
 
-_OPTIONS: Mapping[str, str] = {one.name: one.metadata["option"] for one in fields(AxisValues)}
 _DEFAULTS: Mapping[str, Any] = {one.name: one.default for one in fields(AxisValues)}
-_SAVED = tuple(one.name for one in fields(AxisValues) if not one.metadata["of_restores"])
-AXIS_NAMES = tuple(_OPTIONS)
+AXIS_NAMES = tuple(_DEFAULTS)
 """The axes in the order of the record."""
-AXES_IF_SET = tuple(one.name for one in fields(AxisValues) if one.metadata["if_set"])
+AXES_IF_SET = tuple(one.name for one in fields(AxisValues) if one.metadata)
 """The axes that only some runs have. Their records and labels have them wherever they are set."""
-_SHOWN = (*_SAVED, *(name for name in AXIS_NAMES if name not in _SAVED))  # in the order of labels
+_OPTIONS = {name: name.replace("_", "-") for name in AXIS_NAMES} | {"format": "serializer"}
+_SAVED = tuple(name for name in AXIS_NAMES if name != "restore_as")
+_SHOWN = (*_SAVED, "restore_as")  # in the order of labels
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -22,12 +22,12 @@ from iobench.results import (
     Environment,
     ResultWriter,
     Run,
-    TrainBlock,
     WorkloadFacts,
     config_hash,
     new_run_id,
     utc_now,
 )
+from iobench.results.result_file import RunProgress
 from iobench.stats.estimates import median
 from iobench.train.arm import Arm
 from iobench.train.block import GAUGES, TrainingBlocks
@@ -66,19 +66,6 @@ def _timed(work: Callable[[], object]) -> float:
 _BYTES_PER_PARAM = 12  # fp32 weights, and AdamW's two moments
 _FEWEST = 2  # steps of a block
 _ON_STORAGE = 2  # checkpoints at a time: the last one, and the one being written
-
-
-class TrainingProgress(Protocol):
-    """Receives the progress of a session."""
-
-    def begin(self, steps: int) -> None:
-        """Report the number of the steps of the session."""
-
-    def step(self, what: str) -> None:
-        """Report that the next step of the session begins."""
-
-    def block(self, label: str, block: TrainBlock) -> None:
-        """Report a recorded block."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,7 +108,7 @@ class Session:
             f"{self.pace}, a step {step}",
         ]
 
-    def run(self, results: ResultWriter, progress: TrainingProgress) -> None:
+    def run(self, results: ResultWriter, progress: RunProgress) -> None:
         """Write the run's header and a record per block. Nothing stays in the target.
 
         The arms take turns in the order A B C, then C B A, so that a drift affects them alike. The
@@ -164,7 +151,7 @@ class Session:
                         resume=repetition == 0,
                     )
                     results.write(block)
-                    progress.block(arm.label, block)
+                    progress.result(block)
                     if arm.by is not None:
                         shutil.rmtree(directory)
 

@@ -25,7 +25,15 @@ from iobench.bench.judging.verdict import Context, Reason, judge, with_verificat
 from iobench.bench.plan import Plan
 from iobench.bench.runner import Runner
 from iobench.bench.targets.directory import DirectoryTarget
-from iobench.results import CeilingSample, Failure, ResultFile, ResultWriter, Sample, read
+from iobench.results import (
+    CeilingSample,
+    Failure,
+    ResultFile,
+    ResultWriter,
+    Sample,
+    TrainBlock,
+    read,
+)
 from iobench.units import KIB
 from iobench.writers.base import Source, Writer
 from iobench.writers.image import FileImage
@@ -288,7 +296,7 @@ class _Silent:
 
     def begin(self, steps: int | None) -> None: ...
     def step(self, what: str) -> None: ...
-    def result(self, record: Sample | CeilingSample | Failure) -> None: ...
+    def result(self, record: Sample | CeilingSample | Failure | TrainBlock) -> None: ...
 
 
 def run(directory: Path, writers: Sequence[Writer]) -> ResultFile:

@@ -301,7 +301,8 @@ class Executor(AbstractContextManager["Executor"]):
     def __exit__(self, _: object, error: BaseException | None, trace: object) -> None:
         """End the jobs. After an error, wait until no rank can write any more."""
         if self._steps is not None:
-            self._steps.__exit__()
+            if self._own is not None:
+                self._own.leave()
             self._ranks.jobs_ended(error)
 
 
@@ -315,10 +316,13 @@ def serve(control: Control) -> int:
         setup = from_plain(Setup, control.scatter("set-up", deadline_s=SETUP_S))
         job = make_job(setup)
         job.join(control)
-        with Steps(control, job) as steps:
+        try:
+            steps = Steps(control, job)
             control.barrier("start", deadline_s=SETUP_S)
             while (message := control.broadcast(NEXT, deadline_s=OPERATION_S)) is not None:
                 steps.carry_out(message)
+        finally:
+            job.leave()
     return int(control.broadcast(END, deadline_s=OPERATION_S))
 
 

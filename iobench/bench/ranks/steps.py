@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from typing import Any, Self, TypeVar, get_type_hints
+from typing import Any, TypeVar, get_type_hints
 
 from iobench.bench.counters.monitor import Usage
 from iobench.bench.processes.job import CheckpointRef, Done, Job, Release
@@ -50,11 +50,7 @@ def command_of(message: Any) -> Callable[[Job], Any]:
     if not set(given) <= set(types):
         raise ValueError(f"{name} has no argument {', '.join(sorted(set(given) - set(types)))}")
     values = {key: from_plain(types[key], value) for key, value in given.items()}
-    return partial(_call, name, values)
-
-
-def _call(name: str, values: dict[str, Any], job: Job) -> Any:
-    return getattr(job, name)(**values)
+    return lambda job: getattr(job, name)(**values)
 
 
 def reply_of(what: Callable[[Any], T], plain: Any, who: str) -> T:
@@ -143,14 +139,6 @@ class Steps:
         self._clock = RankClock(control)
         self.lead = Lead()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Close the connections of this rank."""
-        if self._job is not None:
-            self._job.leave()
-
     def carry_out(self, message: dict[str, Any], release: Release | None = None) -> list[Any]:
         """Carry out the command in `message`; return the replies of all ranks in rank 0.
 
@@ -162,11 +150,7 @@ class Steps:
         name, job = str(message["do"]), self._job
         if self._control.world.rank >= message["count"]:
             job = None
-        command: Callable[[Job], Any]
-        try:
-            command = command_of(message)
-        except ValueError as error:  # it raises when it is called, like any other
-            command = partial(_refuse, str(error))
+        command = command_of(message)
         if message["timed"]:
             reply = self._timed(name, job, command, message, release)
         else:
@@ -233,7 +217,3 @@ def _reply(work: Callable[[], Any]) -> dict[str, Any]:
         raise
     except Exception as error:  # noqa: BLE001 -- writers of others raise whatever they like
         return {"error": one_line(error)}
-
-
-def _refuse(reason: str, _: Job) -> None:
-    raise ValueError(reason)

@@ -67,7 +67,7 @@ class Log:
     def step(self, what: str) -> None:
         self.steps.append(what)
 
-    def result(self, record: Sample | CeilingSample) -> None:
+    def result(self, record: Any) -> None:
         self.records.append(record)
 
 
