@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
@@ -74,22 +75,32 @@ class RunningChecksums:
 
 
 class CheckedImage(PartsImage):
-    """An image that completes `checksums` up to the end of each range that is taken.
+    """An image that completes the checksums up to the end of each range that is taken.
 
     Bytes on a device are added in the block to which a writer copies them. A worker that is ahead
     of the one before it copies that one's bytes too: the checksum needs them in order.
     """
 
-    def __init__(self, path: str, parts: Iterable[AnyMemory], checksums: RunningChecksums) -> None:
-        super().__init__(path, parts)
-        self._set(_checksums=checksums)
+    def __init__(
+        self, path: str, parts: Iterable[AnyMemory], checksums: Mapping[int, RunningChecksums]
+    ) -> None:
+        """`checksums` are by the offset from which on the file depends on them, up to the next one.
 
-    _checksums: RunningChecksums
+        A thread that takes a range completes the checksums of that range alone, and waits for no
+        thread that takes another one.
+        """
+        super().__init__(path, parts)
+        self._set(_begins=sorted(checksums), _checksums=checksums)
+
+    _begins: list[int]
+    _checksums: Mapping[int, RunningChecksums]
 
     def pieces(self, start: int, stop: int) -> list[AnyMemory]:
         if not self.on_device:
-            self._checksums.reach(stop)
+            self.taken(start, stop)
         return super().pieces(start, stop)
 
-    def taken(self, start: int, stop: int, host_bytes: HostBytes) -> None:  # noqa: ARG002
-        self._checksums.reach(stop, host_bytes)
+    def taken(self, start: int, stop: int, host_bytes: HostBytes | None = None) -> None:
+        first = max(0, bisect_right(self._begins, start) - 1)
+        for begin in self._begins[first : bisect_left(self._begins, stop)]:
+            self._checksums[begin].reach(stop, host_bytes)

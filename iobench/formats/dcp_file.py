@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import io
 import itertools
-from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -19,12 +18,11 @@ import torch
 
 from iobench.errors import UnavailableError
 from iobench.formats import torch_tensor
-from iobench.formats.checked_image import RunningChecksums
+from iobench.formats.checked_image import CheckedImage, RunningChecksums
 from iobench.formats.many_parts import Numbers, PartsImage
 from iobench.formats.tensor_layouts import FileLayout
 from iobench.formats.torch_tensor import Settings, TensorFile
-from iobench.writers.device.staging import DeviceCopies, StagedImage
-from iobench.writers.image import AnyMemory, Bytes, FileImage, HostBytes, WrappedImage
+from iobench.writers.image import AnyMemory, Bytes, FileImage
 
 ALIGNMENT = 64
 """Of the data in the file, like in a file of torch.save: for fast copies."""
@@ -94,10 +92,10 @@ class DcpFile:
         held = np.frombuffer(bytearray(self._text + end), dtype=np.uint8)
         cuts = [*self._cuts[:-1], len(held)]
         texts = [held[start:stop] for start, stop in itertools.pairwise(cuts)]
-        plain = PartsImage(path, [texts[0], *itertools.chain(*zip(data, texts[1:], strict=True))])
+        parts = [texts[0], *itertools.chain(*zip(data, texts[1:], strict=True))]
         if not checked:
-            return plain
-        return _checked(plain, _Checksums(self._stored, data, texts[1:]))
+            return PartsImage(path, parts)
+        return CheckedImage(path, parts, _checksums(self._stored, data, texts[1:]))
 
     def streamed(self, checksum: Callable[[], int]) -> Iterator[Bytes | int]:
         """Yield the file in order: text, and the number of each tensor in place of its data.
@@ -124,67 +122,35 @@ class DcpFile:
         stored = [one for one in self._stored if one.start >= begin]
         stops = [one.data_start + one.data_bytes for one in stored]
         data = [memory[one.data_start : stop] for one, stop in zip(stored, stops, strict=True)]
-        checksums = _Checksums(stored, data, [memory[stop:] for stop in stops])
-        return _checked(PartsImage(path, [memory[: self.size_bytes], held]), checksums)
+        checksums = _checksums(stored, data, [memory[stop:] for stop in stops])
+        return CheckedImage(path, [memory[: self.size_bytes], held], checksums)
 
 
-class _Checksums:
-    """The CRC32s of the data of tensors, each in the memory behind the data when it is needed.
+def _checksums(
+    items: Sequence[DcpItem], data: Sequence[AnyMemory], tails: Sequence[Bytes]
+) -> dict[int, RunningChecksums]:
+    """Return the CRC32s of `data`, in groups of tensors by the offset of the first one.
 
-    In groups of tensors: a thread that takes a part of the file computes those of its groups only,
-    and waits for no thread that takes another part.
+    `tails` is the memory behind the data of each of `items`, which gets them.
     """
+    at = {item.data_start: number for number, item in enumerate(items)}
 
-    def __init__(
-        self, items: Sequence[DcpItem], data: Sequence[AnyMemory], tails: Sequence[Bytes]
-    ) -> None:
-        """`tails` is the memory behind the data of each of `items`."""
-        self._starts: list[int] = []
-        self._stops: list[int] = []
-        self._groups: list[RunningChecksums] = []
-        at = {item.data_start: number for number, item in enumerate(items)}
+    def put(start: int, checksum: int) -> None:
+        number = at[start]
+        template = items[number].template
+        assert template is not None
+        tail = np.frombuffer(template.tail(checksum), dtype=np.uint8)
+        np.copyto(tails[number][: len(tail)], tail)
 
-        def put(start: int, checksum: int) -> None:
-            number = at[start]
-            template = items[number].template
-            assert template is not None
-            tail = np.frombuffer(template.tail(checksum), dtype=np.uint8)
-            np.copyto(tails[number][: len(tail)], tail)
-
-        group: dict[int, AnyMemory] = {}
-        for number, (item, memory) in enumerate(zip(items, data, strict=True)):
-            if not group:
-                self._starts.append(item.start)
-            group[item.data_start] = memory
-            if item.stop - self._starts[-1] >= _GROUP or number + 1 == len(items):
-                self._stops.append(item.stop)
-                self._groups.append(RunningChecksums(group, put))
-                group = {}
-
-    def reach(self, start: int, stop: int, host_bytes: HostBytes) -> None:
-        """Put those that are between `start` and `stop` of the file."""
-        first, last = bisect_right(self._stops, start), bisect_left(self._starts, stop)
-        for group in self._groups[first:last]:
-            group.reach(stop, host_bytes)
-
-
-def _checked(plain: PartsImage, checksums: _Checksums) -> FileImage:
-    """Return `plain`, whose `checksums` are put when a range of it is taken."""
-    devices, on_host = plain.devices(), plain.host_bytes
-    if devices:
-        copies = DeviceCopies(devices)
-        staged = StagedImage(plain, _copies=copies, _device=devices[0], _unpinned={})
-        on_host = staged.host_bytes
-    return _CheckedImage(plain, _checksums=checksums, _on_host=on_host)
-
-
-class _CheckedImage(WrappedImage):
-    _checksums: _Checksums
-    _on_host: HostBytes
-
-    def pieces(self, start: int, stop: int) -> list[AnyMemory]:
-        self._checksums.reach(start, stop, self._on_host)
-        return super().pieces(start, stop)
+    groups: dict[int, dict[int, AnyMemory]] = {}
+    begin = None
+    for item, memory in zip(items, data, strict=True):
+        if begin is None:
+            begin = item.start
+        groups.setdefault(begin, {})[item.data_start] = memory
+        if item.stop - begin >= _GROUP:
+            begin = None
+    return {begin: RunningChecksums(group, put) for begin, group in groups.items()}
 
 
 def _item(

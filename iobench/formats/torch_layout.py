@@ -183,7 +183,7 @@ class TorchLayout:
             _CHECKSUM.pack_into(self.text, places[start], checksum)
 
         checksums = RunningChecksums(memories, put, self._put)
-        return CheckedImage(self.path, self._all_parts(memories), checksums)
+        return CheckedImage(self.path, self._all_parts(memories), {0: checksums})
 
     def streamed(self, checksum: Callable[[], int]) -> Iterator[Bytes | int]:
         """Yield the file in order: text, and in place of each storage its offset.

@@ -45,7 +45,7 @@ class File:
         self.tail = bytearray(_TAIL)
         checksums = RunningChecksums(self.parts, self.put, self.finish)
         parts = [np.frombuffer(memory, dtype=np.uint8) for memory in [*memories, self.tail]]
-        self.image = CheckedImage("file", parts, checksums)
+        self.image = CheckedImage("file", parts, {0: checksums})
         self.wanted = (
             b"".join(
                 bytes(_HEAD) + part.tobytes() + zlib.crc32(part).to_bytes(_CRC, "little")
