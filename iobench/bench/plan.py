@@ -14,8 +14,8 @@ from iobench.bench.fio import JOBS
 from iobench.bench.judging.repeat import Repeat
 from iobench.bench.judging.rules import Rules
 from iobench.bench.targets.base import Target
+from iobench.environment.machine import fio_version
 from iobench.environment.memory import available_bytes
-from iobench.environment.software import fio_version
 from iobench.errors import OptionError, TargetError, UsageError
 from iobench.results.records import WorldFacts
 from iobench.units import GIB, MIB, format_size

@@ -18,10 +18,10 @@ from iobench.environment.machine import (
     Machine,
     describe_machine,
     fingerprint,
+    fio_version,
     machine_fingerprint,
 )
 from iobench.environment.probes import Probe, probe_directory
-from iobench.environment.software import fio_version
 from iobench.environment.storage import Storage, describe_storage
 
 __all__ = [

@@ -1,17 +1,26 @@
-"""Description of the machine and its fingerprint."""
+"""Description of the machine and its fingerprint: CPU, memory, GPUs, and versions of software.
+
+The versions are read without importing the packages. Some imports are inside functions: writers
+import this package, and `iobench --help` must be fast.
+"""
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
+import os
 import platform
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
-from iobench.environment.cpu import Cpu, Virtualisation, describe_cpu, describe_virtualisation
+import iobench
 from iobench.environment.facts import Fact, joined, size_of
 from iobench.environment.gpu import Gds, Gpu, describe_gds, describe_gpus
+from iobench.environment.kernelfs import read_text
 from iobench.environment.memory import (
     ControlGroup,
     MachineMemory,
@@ -20,11 +29,49 @@ from iobench.environment.memory import (
     describe_memory,
     describe_page_cache,
 )
-from iobench.environment.software import describe_software, distribution
 from iobench.environment.storage import OBJECT_STORE, Storage
 from iobench.environment.uring import IoUring, describe_io_uring
 from iobench.linux import kernel_version
 from iobench.units import GIB, format_rate
+
+PACKAGES = (
+    *("torch", "numpy", "safetensors", "pandas", "pydantic", "xxhash", "pyuring", "boto3"),
+    *("awscrt", "lightning", "transformers", "accelerate", "deepspeed", "runai-model-streamer"),
+    "torch-checkpointing",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cpu:
+    """The CPUs of a machine. `physical_cores` is None if the kernel reports no topology."""
+
+    model: str | None = None
+    architecture: str | None = None
+    logical_cpus: int | None = None
+    usable_cpus: int | None = None
+    physical_cores: int | None = None
+    numa_nodes: int | None = None
+    governor: str | None = None
+    driver: str | None = None
+    virtual: bool | None = None
+
+    def __str__(self) -> str:
+        """`AMD EPYC, 2 of 4 CPUs, 2 NUMA nodes`."""
+        cpus, nodes = self.usable_cpus, self.numa_nodes
+        return joined(
+            self.model,
+            cpus and f"{cpus} of {self.logical_cpus or cpus} CPUs",
+            nodes and nodes > 1 and f"{nodes} NUMA nodes",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Virtualisation:
+    """Hypervisor and container if they can be detected; None on bare metal."""
+
+    hypervisor: str | None = None
+    container: str | None = None
+    product: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,3 +225,128 @@ def fingerprint(machine: Machine, storage: Storage | None = None) -> str:
 
 def _gib(size_bytes: int | None) -> int | None:
     return None if size_bytes is None else round(size_bytes / GIB)
+
+
+def parse_cpuinfo(text: str) -> Cpu:
+    """Return model, physical core count and hypervisor flag from the text of /proc/cpuinfo.
+
+    Arm kernels print no model name; the implementer and part numbers replace it.
+    """
+    cores: set[tuple[str, str]] = set()
+    facts: dict[str, str] = {}
+    for block in text.split("\n\n"):
+        pairs = (line.partition(":") for line in block.splitlines() if ":" in line)
+        cpu = {key.strip(): value.strip() for key, _, value in pairs}
+        facts = facts or cpu
+        if "core id" in cpu:
+            cores.add((cpu.get("physical id", "0"), cpu["core id"]))
+    model = facts.get("model name") or facts.get("cpu model")
+    if not model and "CPU implementer" in facts:
+        model = f"arm {facts['CPU implementer']} part {facts.get('CPU part', '?')}"
+    return Cpu(
+        model=model,
+        physical_cores=len(cores) or None,
+        virtual="hypervisor" in facts.get("flags", "").split(),
+    )
+
+
+def count_ranges(text: str | None) -> int | None:
+    """Return how many numbers a kernel list of ranges has: 5 for `0-3,8`."""
+    if not text:
+        return None
+    total = 0
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        total += int(last or first) - int(first) + 1
+    return total
+
+
+def describe_cpu() -> Cpu:
+    """Describe model, cores (all, usable by this process, physical), NUMA nodes and governor."""
+    cpu = parse_cpuinfo(read_text("/proc/cpuinfo") or "")
+    frequency = Path("/sys/devices/system/cpu/cpu0/cpufreq")
+    return replace(
+        cpu,
+        model=cpu.model or platform.machine(),
+        architecture=platform.machine(),
+        logical_cpus=os.cpu_count(),
+        usable_cpus=len(os.sched_getaffinity(0)),
+        numa_nodes=count_ranges(read_text("/sys/devices/system/node/online")),
+        governor=read_text(frequency / "scaling_governor"),
+        driver=read_text(frequency / "scaling_driver"),
+    )
+
+
+def describe_virtualisation(*, virtual: bool) -> Virtualisation:
+    """Describe hypervisor and container; `virtual` is what the CPU says."""
+    vendor = read_text("/sys/class/dmi/id/sys_vendor")
+    product = read_text("/sys/class/dmi/id/product_name")
+    hypervisor = read_text("/sys/hypervisor/type")
+    if hypervisor is None and virtual:
+        hypervisor = " ".join(word for word in (vendor, product) if word) or "unnamed"
+    marks = {"docker": "/.dockerenv", "podman": "/run/.containerenv"}
+    container = next((name for name, mark in marks.items() if Path(mark).exists()), None)
+    if container is None and "KUBERNETES_SERVICE_HOST" in os.environ:
+        container = "kubernetes"
+    return Virtualisation(hypervisor=hypervisor, container=container, product=product)
+
+
+@functools.cache
+def package_version(name: str) -> str | None:
+    """Return the installed version of a Python package; None if it is not installed."""
+    from importlib import metadata
+
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+@functools.cache
+def fio_version() -> str | None:
+    """Return the version of fio on PATH, such as `3.33`; None if it is missing or fails."""
+    import shutil
+    import subprocess
+
+    program = shutil.which("fio")
+    if program is None:
+        return None
+    try:
+        answer = subprocess.run(
+            [program, "--version"], capture_output=True, text=True, timeout=10, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return answer.stdout.strip().removeprefix("fio-") or None
+
+
+def torch_cuda_version() -> str | None:
+    """Return the CUDA version that the installed torch was built with, from its version file."""
+    from importlib.util import find_spec
+
+    spec = find_spec("torch")
+    if spec is None or spec.origin is None:
+        return None
+    text = read_text(Path(spec.origin).with_name("version.py")) or ""
+    found = re.search(r"^cuda[^=\n]*=\s*'([^']+)'", text, re.MULTILINE)
+    return found[1] if found else None
+
+
+def distribution() -> str | None:
+    """Return `Debian GNU/Linux 12 (bookworm)` or the like; None if unknown."""
+    try:
+        return platform.freedesktop_os_release()["PRETTY_NAME"]
+    except OSError:
+        return None
+
+
+def describe_software() -> dict[str, str | None]:
+    """Return the versions of Python, iobench, fio and the packages a result can depend on."""
+    versions: dict[str, str | None] = {
+        "python": platform.python_version(),
+        "iobench": iobench.__version__,
+        "fio": fio_version(),
+        "torch_cuda": torch_cuda_version(),
+        "libc": " ".join(platform.libc_ver()).strip() or None,
+    }
+    return versions | {name: package_version(name) for name in PACKAGES}

@@ -9,7 +9,7 @@ import pytest
 from iobench.bench import fio
 from iobench.bench.fio import FILE_NAME, JOBS, FioJob, FioSample, cleanup, started
 from iobench.environment import probe_directory
-from iobench.environment.software import fio_version
+from iobench.environment.machine import fio_version
 from iobench.errors import FioError
 from iobench.units import MIB
 

@@ -5,7 +5,7 @@ from functools import cache
 from pathlib import Path
 
 from iobench.environment import Machine, Storage
-from iobench.environment.cpu import Cpu
+from iobench.environment.machine import Cpu
 from iobench.environment.memory import MachineMemory
 from iobench.results.codec import to_plain
 from iobench.tune.journal import SCHEMA, TrialRecord, TuningRecord, TuningRequest

@@ -14,7 +14,7 @@ from pathlib import Path
 from iobench import linux
 from iobench.environment import DeviceMonitor
 from iobench.environment.mounts import mounts_in
-from iobench.environment.syncs import BY_A_LIBRARY, PROBE_BYTES, try_sync
+from iobench.environment.probes import BY_A_LIBRARY, PROBE_BYTES, try_sync
 from iobench.results.records import DeviceCounts, Stored
 from iobench.writers.removal import entries_below
 

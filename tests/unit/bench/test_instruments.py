@@ -13,10 +13,10 @@ import pytest
 
 from iobench import linux
 from iobench.bench.targets.instruments import Changes, Instruments
-from iobench.environment import syncs
+from iobench.environment import probes
 from iobench.environment.blockdev import DeviceCounters, parse_stat
 from iobench.environment.mounts import parse_mountinfo
-from iobench.environment.syncs import BY_A_LIBRARY
+from iobench.environment.probes import BY_A_LIBRARY
 from iobench.units import KIB
 
 PROBE = 256 * KIB
@@ -66,7 +66,7 @@ def test_the_probe_finds_out_what_can_be_seen(
         return answer
 
     mount = parse_mountinfo(f"1 0 0:1 / / rw - {kind} none rw")[0]
-    monkeypatch.setattr(syncs, "mount_of", lambda _: mount)
+    monkeypatch.setattr(probes, "mount_of", lambda _: mount)
     monkeypatch.setattr(linux, "cachestat_unsynced_bytes", counted)
     found = Instruments.probe(tmp_path, _Device(PROBE))
     assert found == Instruments(unseen=unseen, ignored_syncs=ignored, device_counts=True)

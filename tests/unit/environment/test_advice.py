@@ -9,8 +9,8 @@ import pytest
 
 from iobench.environment import Advice, Machine, Probe, Storage, advise
 from iobench.environment.blockdev import BlockDevice
-from iobench.environment.cpu import Cpu
 from iobench.environment.gpu import Gds
+from iobench.environment.machine import Cpu
 from iobench.environment.memory import MachineMemory
 from iobench.environment.uring import IoUring
 from iobench.units import GIB

@@ -22,12 +22,12 @@ from iobench.environment import (
     memory,
 )
 from iobench.environment.blockdev import BlockDevice
-from iobench.environment.cpu import Cpu, count_ranges, parse_cpuinfo
 from iobench.environment.gpu import (
     find_cufile,
     gds_state,
 )
 from iobench.environment.kernelfs import read_int, read_text
+from iobench.environment.machine import Cpu, count_ranges, parse_cpuinfo
 from iobench.environment.memory import (
     ControlGroup,
     MachineMemory,

@@ -14,7 +14,7 @@ from support.cli import app
 from typer.testing import CliRunner
 
 from iobench.environment.blockdev import BlockDevice
-from iobench.environment.cpu import Cpu
+from iobench.environment.machine import Cpu
 from iobench.errors import IobenchError, OptionError, RegressionError, UsageError
 from iobench.report.compare import compare, compare_document
 from iobench.report.facts import unlike
