@@ -1,4 +1,4 @@
-"""Checks: tensors of every dtype, and stock `torch.save` through a writer's stream."""
+"""Checks: stock `torch.save` through a writer's stream."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from typing import Any
 
 import torch
 
-from iobench.formats.tensors import tensor_bytes
 from iobench.testing.check import check
 from iobench.testing.content import content
-from iobench.testing.harness import WriterHarness, expect, expect_raises, expect_same
+from iobench.testing.harness import WriterHarness, expect, expect_raises
 
 _NAMES = (
     *("float64", "float32", "float16", "bfloat16", "complex32", "complex64", "complex128"),
@@ -33,64 +32,6 @@ def _dtypes() -> list[torch.dtype]:
 def _tensor(dtype: torch.dtype, count: int, seed: int) -> torch.Tensor:
     raw = torch.from_numpy(content(count * dtype.itemsize, seed))
     return (raw & 1).bool() if dtype is torch.bool else raw.clone().view(dtype)
-
-
-def _tensors() -> dict[str, torch.Tensor]:
-    """Return a vector, a 0-dim and an empty tensor of every dtype."""
-    found: dict[str, torch.Tensor] = {}
-    for seed, dtype in enumerate(_dtypes()):
-        vector = _tensor(dtype, 1237, seed)
-        found |= {
-            f"a vector of {dtype}": vector,
-            f"a scalar of {dtype}": vector[5].clone(),
-            f"an empty {dtype}": vector[:0].clone(),
-        }
-    return found
-
-
-def _expect_restored(
-    harness: WriterHarness, given: dict[str, torch.Tensor], values: dict[str, torch.Tensor]
-) -> None:
-    """Require that `given` is stored and read back as the bytes of `values`."""
-    harness.write(harness.image("file", *map(tensor_bytes, given.values())))
-    harness.expect_stored("file", b"".join(tensor_bytes(v).tobytes() for v in values.values()))
-    back = {name: value.clone() for name, value in values.items()}
-    for tensor in back.values():
-        tensor_bytes(tensor).fill(0)
-    harness.read(harness.image("file", *map(tensor_bytes, back.values())))
-    for name, value in values.items():
-        if harness.stores:
-            expect_same(tensor_bytes(back[name]), tensor_bytes(value), f"{name}: read back")
-
-
-@check(needs_storage=False)
-def tensors_of_every_dtype(harness: WriterHarness) -> None:
-    """Tensors of every dtype, 0-dim and empty ones too, are restored bit for bit."""
-    tensors = _tensors()
-    _expect_restored(harness, tensors, tensors)
-
-
-def _not_contiguous() -> dict[str, torch.Tensor]:
-    """Return views of each kind whose memory differs from the bytes to store."""
-    base = torch.arange(6 * 8 * 10).to(torch.bfloat16).reshape(6, 8, 10)
-    complex_ = torch.complex(torch.arange(60.0), torch.arange(60.0) + 100).reshape(6, 10)
-    return {
-        "transposed": base.transpose(0, 2),
-        "every other": base[::2, :, 1::3],
-        "expanded": base[:1, :, :1].expand(5, 8, 7),
-        "channels last": base[None].to(memory_format=torch.channels_last),
-        "a column": _tensor(torch.uint8, 5000 * 3, 3).reshape(5000, 3)[:, 1],
-        "conjugated": complex_.conj().t(),
-        "negated": complex_.conj().imag,
-    }
-
-
-@check(needs_storage=False)
-def tensors_not_contiguous(harness: WriterHarness) -> None:
-    """A tensor that is not contiguous is stored by its values, in the order of its indices."""
-    views = _not_contiguous()
-    values = {name: torch.tensor(view.tolist(), dtype=view.dtype) for name, view in views.items()}
-    _expect_restored(harness, views, values)
 
 
 @functools.cache

@@ -21,10 +21,10 @@ from iobench.writers import registry
 
 _OF_EACH = (
     *("sizes_around_alignments", "longer_file_replaced", "nested_paths", "torch_save_in_one_line"),
-    *("exception_publishes_nothing", "failed_write_keeps_the_old", "available_without_a_trace"),
+    *("failed_stream_publishes_nothing", "failed_write_keeps_the_old", "available_without_a_trace"),
 )
 _OF_TWO = (
-    *("sizes_around_blocks", "many_tiny_segments", "tensors_of_every_dtype", "partial_reads"),
+    *("sizes_around_blocks", "many_tiny_segments", "every_kind_of_buffer", "partial_reads"),
     *("another_size_is_a_mismatch", "missing_file", "transfers_add_up"),
 )
 _QUICK = ("buffered", "odirect")

@@ -152,7 +152,7 @@ class _ClosesWhateverHappens(BufferedWriter):
         (_WidensPermissions, ["replaced_files_keep_owner_and_permissions"]),
         (_ReplacesAnything, ["a_name_that_is_a_pipe_or_device"]),
         (_MixesThreads, ["several_threads_at_once"]),
-        (_ClosesWhateverHappens, ["close_in_finally_publishes_nothing"]),
+        (_ClosesWhateverHappens, ["failed_stream_publishes_nothing"]),
         (_TakesAnyTarget, ["other_kinds_of_targets_refused"]),
     ],
 )

@@ -13,6 +13,7 @@ from iobench.formats.tensors import (
     tensor_from_bytes,
     torch_dtype,
 )
+from iobench.testing import content
 
 
 def test_bytes() -> None:
@@ -30,6 +31,57 @@ def test_bytes() -> None:
     assert negated.is_neg()
     for lazy in (conjugated, negated):
         assert tensor_bytes(lazy).tobytes() == tensor_bytes(lazy.clone().contiguous()).tobytes()
+
+
+_DTYPES = [
+    *("float64", "float32", "float16", "bfloat16", "complex32", "complex64", "complex128"),
+    *("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu"),
+    *("int64", "int32", "int16", "int8", "uint64", "uint32", "uint16", "uint8", "bool"),
+]
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf")
+@pytest.mark.parametrize("name", [name for name in _DTYPES if hasattr(torch, name)])
+def test_every_dtype(name: str) -> None:
+    """A vector, a scalar and an empty tensor of every dtype are their bytes, and made of them."""
+    dtype = getattr(torch, name)
+    raw = content(1237 * dtype.itemsize)
+    if name == "bool":
+        raw &= 1
+    vector = torch.from_numpy(raw.copy()).view(dtype)
+    assert tensor_bytes(vector).tobytes() == raw.tobytes()
+    assert (
+        tensor_bytes(vector[5].clone()).tobytes()
+        == raw[5 * dtype.itemsize :][: dtype.itemsize].tobytes()
+    )
+    assert tensor_bytes(vector[:0]).tobytes() == b""
+    for view in (vector, vector[5], vector[:0]):
+        back = tensor_from_bytes(tensor_bytes(view.clone()), dtype, view.shape)
+        assert (back.dtype, back.shape) == (dtype, view.shape)
+        assert tensor_bytes(back).tobytes() == tensor_bytes(view).tobytes()
+
+
+_BASE = torch.arange(6 * 8 * 10).to(torch.bfloat16).reshape(6, 8, 10)
+_COMPLEX = torch.complex(torch.arange(60.0), torch.arange(60.0) + 100).reshape(6, 10)
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        _BASE.transpose(0, 2),
+        _BASE[::2, :, 1::3],
+        _BASE[:1, :, :1].expand(5, 8, 7),
+        _BASE[None].to(memory_format=torch.channels_last),
+        torch.from_numpy(content(15_000)).reshape(5000, 3)[:, 1],
+        _COMPLEX.conj().t(),
+        _COMPLEX.conj().imag,
+    ],
+    ids=["transposed", "every other", "expanded", "channels last", "column", "conj", "neg"],
+)
+def test_not_contiguous(view: torch.Tensor) -> None:
+    """The bytes are those of the values, in the order of the indices."""
+    values = torch.tensor(view.tolist(), dtype=view.dtype)
+    assert tensor_bytes(view).tobytes() == tensor_bytes(values).tobytes()
 
 
 @pytest.mark.parametrize("tensor", [torch.eye(2).to_sparse(), torch.ones(2, device="meta")])
