@@ -77,7 +77,7 @@ def export(directory: Path, *, output: Path, step: str = "latest") -> None:
         -o, --output FILE: FILE.safetensors: the parameters. FILE.pt: the optimizer's state_dict.
         --step WHEN: The step of a pin, pinned (the newest one), or latest.
     """
-    from iobench.offload.stock import export as write
+    from iobench.offload.convert import export as write
 
     updates = write(directory, _wanted(step), output)
     print(f"{printable(str(output))}: the state after {count_of(updates, 'step')}", file=sys.stderr)

@@ -25,13 +25,13 @@ from iobench.exports.layouts import (
     ExportFile,
     ExportFormat,
     ExportTensor,
+    bytes_of,
     files_of,
     index_of,
     readable_values,
     tensors_of,
 )
-from iobench.exports.reading import bytes_of, check_fits, checksums_of, read_tensors
-from iobench.exports.source import ExportSource
+from iobench.exports.source import ExportSource, check_fits, checksums_of, read_tensors
 from iobench.exports.staged_directory import StagedDirectory
 from iobench.ranks.control import Control, shared_control
 from iobench.ranks.world import AnyWorld, World

@@ -1,10 +1,13 @@
-"""The files of an export: their names, and the order of text and tensors in each."""
+"""The files of an export: their names, and the order of text and tensors in each.
+
+bytes_of: the bytes of a tensor in the dtype of the export.
+"""
 
 from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from math import prod
@@ -22,7 +25,7 @@ from iobench.exports.source import ExportSource, StoredValue
 from iobench.formats import torch_image
 from iobench.formats.dcp_file import DcpFile, DcpItem
 from iobench.formats.safetensors_header import header_bytes
-from iobench.formats.tensors import torch_dtype
+from iobench.formats.tensors import tensor_bytes, tensor_from_bytes, torch_dtype
 from iobench.formats.torch_index import DAMAGE
 from iobench.verification import dcp
 from iobench.verification.inventory import ListedTensor
@@ -79,6 +82,23 @@ def tensors_of(source: ExportSource, dtype: str | None) -> list[ExportTensor]:
             kind = dtype if dtype and tensor.dtype in _CONVERTED else tensor.dtype
             same[key] = ExportTensor((name,), (path,), tensor, kind)
     return list(same.values())
+
+
+def bytes_of(tensor: ExportTensor, pieces: Iterator[tuple[int, Iterator[Any]]]) -> Iterator[Bytes]:
+    """Yield the bytes of the next tensor of grouped `pieces`, in its new dtype."""
+    if not tensor.size_bytes:
+        return
+    kind, target = torch_dtype(tensor.source.dtype), torch_dtype(tensor.dtype)
+    for _, data in next(pieces)[1]:
+        if kind == target:
+            yield data
+            continue
+        aligned = data.copy() if data.ctypes.data % kind.itemsize else data
+        values = tensor_from_bytes(aligned, kind, (len(data) // kind.itemsize,))
+        made = values.to(target)
+        if target == torch.float16 and bool((made.isinf() & values.isfinite()).any()):
+            raise UsageError(f"{tensor.names[0]}: has values too large for fp16; choose bf16")
+        yield tensor_bytes(made)
 
 
 def files_of(

@@ -16,8 +16,8 @@ import torch
 
 from iobench.offload.chunks import digest_of
 from iobench.offload.engine import Engine
-from iobench.offload.groups import kept_values
 from iobench.offload.layout import ParameterPiece, StateLayout
+from iobench.offload.parameters import kept_values
 from iobench.offload.update import (
     ParameterMark,
     PinnedTransfer,
@@ -53,7 +53,6 @@ class _EarlyModel(TrainerModel):
         self.events: dict[int, torch.cuda.Event] = {}
         """When the gradients of CUDA parameters are complete."""
         self._prints: dict[ParameterPiece, int] = {}
-        self.done: list[int] = []
 
     def has_gradient(self, parameter: int) -> bool:
         return parameter in self.gradients
@@ -76,9 +75,6 @@ class _EarlyModel(TrainerModel):
                 pin_memory=parameter.is_cuda,
             )
         self._staged[piece.parameter][piece.begin : piece.end].copy_(values)
-
-    def end(self, chunk: int) -> None:
-        self.done.append(chunk)
 
     def still_right(self, chunk: int) -> bool:
         """Whether the parameters and gradients of `chunk` are what it was updated with."""
@@ -140,6 +136,7 @@ class EarlyUpdates:
         self._values: Any = None
         self._arrived: set[int] = set()
         self._complete: list[int] = []
+        self._done: list[int] = []
         self._missing = [0] * self._layout.chunks
         for index, parameter in enumerate(self._parameters):
             if parameter.requires_grad:
@@ -237,10 +234,10 @@ class EarlyUpdates:
     def finish(self, values: Any) -> list[int]:
         """Stop; return the chunks that are done, with these values of the groups."""
         self.stop()
-        model = self._model
+        model, self._done = self._model, list(self._engine.updated_early)
         if model is None or values != self._values:
             return []
-        return [chunk for chunk in model.done if model.still_right(chunk)]
+        return [chunk for chunk in self._done if model.still_right(chunk)]
 
     @property
     def order(self) -> list[int]:
@@ -259,7 +256,7 @@ class EarlyUpdates:
 
     def next(self, marks: Sequence[ParameterMark], counted: Sequence[int]) -> None:
         """The step is over, and these chunks of it were done early: prepare the next one."""
-        done = 0 if self._model is None else len(self._model.done)
+        done = 0 if self._model is None else len(self._done)
         again = done - len(counted)
         if again:
             self._pause = min(2 * self._pause + 1, _LONGEST_PAUSE)

@@ -122,8 +122,8 @@ class Engine:
         """Whether a pass has ended that no commit has followed."""
         self._left: deque[int] | None = None
         """Chunks that are read for the pass and not updated yet; None: no pass has begun."""
-        self._early: dict[int, np.void] = {}
-        """Where the chunks were read from that have been updated early."""
+        self.updated_early: dict[int, np.void] = {}
+        """Where the chunks were read from that `early` has updated, in this order."""
         self._damage: DamagedChunkError | None = None
         self._unwritten: set[int] = set()
         """Chunks that are updated in memory and not yet in their new slot."""
@@ -157,7 +157,7 @@ class Engine:
         with self._guarded_pass():
             self._begin(order)
             for chunk, row in self._updated(self._update(model, groups), ready):
-                self._early[chunk] = row
+                self.updated_early[chunk] = row
 
     def step(
         self,
@@ -214,12 +214,12 @@ class Engine:
                 self._uncommitted = True
                 every = range(self.layout.chunks)
                 self._begin(every)
-                self._read_again([chunk for chunk in self._early if chunk not in early])
+                self._read_again([chunk for chunk in self.updated_early if chunk not in early])
                 for _ in self._updated(update, lambda _: True, updates):
                     pass
                 assert not self._left
                 self._left = None
-                self._early.clear()
+                self.updated_early.clear()
                 self._begin(then or every)  # backward overlaps the next read
         except BaseException:
             self.reported = True
@@ -265,7 +265,7 @@ class Engine:
     def _read_again(self, chunks: Sequence[int]) -> None:
         assert self._left is not None
         self._left.extend(chunks)
-        self._to_read.put([(chunk, self._early.pop(chunk)) for chunk in chunks])
+        self._to_read.put([(chunk, self.updated_early.pop(chunk)) for chunk in chunks])
 
     def _updated(
         self, update: Update, ready: Callable[[int], bool], updates: int | None = None

@@ -33,14 +33,20 @@ from iobench.errors import (
     UsageError,
     transfer_errors,
 )
-from iobench.offload.exported import ExportedState, SlotsFile, description_of, file_of
+from iobench.offload.convert import (
+    ExportedState,
+    SlotsFile,
+    description_of,
+    file_of,
+    load_state,
+    state_dict_of,
+)
 from iobench.offload.files import read_layout
-from iobench.offload.groups import kept_values, kind_of, put_values, specs_of
 from iobench.offload.layout import ADAM
+from iobench.offload.parameters import kept_values, kind_of, put_values, specs_of
 from iobench.offload.record import RECORDS, GenerationRecord, Pin, read_records, record_of_pin
 from iobench.offload.restore import HeldPin
 from iobench.offload.state import OptimizerState
-from iobench.offload.stock import load_state, state_dict_of
 from iobench.offload.update import step_counter
 from iobench.ranks.world import World
 from iobench.remote.remote import Remote

@@ -13,11 +13,17 @@ from iobench.errors import OptionError, RankError, UsageError
 from iobench.offload.chunks import ChunkBuffer
 from iobench.offload.early import EarlyUpdates
 from iobench.offload.engine import Engine, EngineOptions
-from iobench.offload.groups import kept_values, kind_of, put_values, specs_of
 from iobench.offload.layout import StateLayout
+from iobench.offload.parameters import (
+    ShardRanks,
+    kept_values,
+    kind_of,
+    local_gradient,
+    put_values,
+    specs_of,
+)
 from iobench.offload.record import Pin
 from iobench.offload.restore import Restored, Wanted, restore
-from iobench.offload.shards import ShardRanks, local_gradient
 from iobench.offload.store import GenerationStore
 from iobench.offload.update import (
     PinnedTransfer,

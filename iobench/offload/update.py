@@ -15,7 +15,7 @@ from iobench.errors import UsageError
 from iobench.formats.tensors import dtype_name
 from iobench.offload.chunks import ChunkBuffer
 from iobench.offload.layout import ParameterPiece, StateLayout
-from iobench.offload.shards import local_gradient, local_shard
+from iobench.offload.parameters import local_gradient, local_shard
 
 
 def flat_view(tensor: torch.Tensor) -> torch.Tensor:
@@ -152,9 +152,6 @@ class TrainerModel:
         """Take the new values of a piece, in its own dtype."""
         self.transfer.to_device(values, value_of(self._parameters[piece.parameter], piece))
 
-    def end(self, chunk: int) -> None:
-        """The new values of `chunk` are complete."""
-
 
 def in_fp32(gradient: torch.Tensor, scratch: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
     """Return `gradient`, which is on the host, in fp32: itself, or a copy in `scratch`."""
@@ -211,7 +208,6 @@ class ChunkUpdate:
             for piece in pieces:
                 if not self._model.has_gradient(piece.parameter):
                     buffer.parameter(piece).copy_(self._model.value(piece))
-        self._model.end(buffer.chunk)
         return changed or bool(due)
 
     def _group(self, piece: ParameterPiece) -> int:

@@ -12,7 +12,7 @@ from support.offload_ranks import STEPS, Job, run_job
 
 _STORE = "iobench.offload.store.GenerationStore"
 _FILE = "iobench.offload.files.StateFile"
-_RANKS = "iobench.offload.shards.ShardRanks"
+_RANKS = "iobench.offload.parameters.ShardRanks"
 _CALLS = {
     "iobench.writers.direct.in_flight.InFlight.submit": 60,
     "iobench.offload.chunks.ChunkWriter.write": 12,

@@ -51,7 +51,7 @@ with Checkpointer(
 _ELEMENTS = 1_500_000
 _SIZE = 18_001_920  # three tensors, the last chunk rounded up
 _POINTS = {
-    "iobench.offload.exported.SlotsFile.fill:after:2": 0,
+    "iobench.offload.convert.SlotsFile.fill:after:2": 0,
     "iobench.writers.s3_store.upload.ResumedUpload.send:after:3": 15 * MIB,
     "iobench.remote.file_copier.read_back:before": _SIZE,
 }

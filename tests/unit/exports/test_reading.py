@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from iobench.errors import DataMismatchError, UsageError
-from iobench.exports.reading import check_fits, read_tensors
+from iobench.exports.source import check_fits, read_tensors
 from iobench.verification.inventory import CheckedRange, FileTree, ListedTensor, TensorPart
 from iobench.writers.buffered import BufferedWriter
 

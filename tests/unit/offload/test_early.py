@@ -48,7 +48,7 @@ def _made(directory: Path, parameters: list[torch.nn.Parameter], **options: Any)
 def _until_early(optimizer: AdamW, chunks: int = _CHUNKS) -> None:
     """Wait until so many chunks have been updated before `step`."""
     deadline = time.monotonic() + 60
-    while len(optimizer._state.early._model.done) < chunks:
+    while len(optimizer._state.engine.updated_early) < chunks:
         assert time.monotonic() < deadline
         time.sleep(0.001)
 

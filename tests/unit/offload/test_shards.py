@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 import iobench
 from iobench.errors import OptionError, RankError, StateError, TargetError, UsageError
 from iobench.offload import AdamW
-from iobench.offload.shards import ShardRanks, local_part
+from iobench.offload.parameters import ShardRanks, local_part
 
 
 @pytest.fixture
