@@ -38,7 +38,7 @@ from iobench.checkpoint.state_tree import parsed
 from iobench.errors import DataMismatchError, StateMismatchError
 from iobench.formats import safetensors
 from iobench.formats.collector import collector_paused
-from iobench.formats.safetensors_runs import Kind, runs_of
+from iobench.formats.safetensors import Kind, runs_of
 from iobench.formats.tensors import dtype_name, tensor_from_bytes, torch_dtype
 from iobench.ranks.control import Control
 from iobench.units import MIB

@@ -18,8 +18,7 @@ import torch
 
 from iobench.errors import UnavailableError
 from iobench.formats import torch_tensor
-from iobench.formats.checked_image import CheckedImage, RunningChecksums
-from iobench.formats.many_parts import Numbers, PartsImage
+from iobench.formats.many_parts import CheckedImage, Numbers, PartsImage, RunningChecksums
 from iobench.formats.tensor_layouts import FileLayout
 from iobench.formats.torch_tensor import Settings, TensorFile
 from iobench.writers.image import AnyMemory, Bytes, FileImage

@@ -2,22 +2,26 @@
 
 A state of 100,000 tensors has as many segments. With so many objects the garbage collector takes
 longer than the copies.
+
+CheckedImage: an image whose checksums are computed while a writer reads it.
 """
 
 from __future__ import annotations
 
-import bisect
 import functools
 import itertools
+import threading
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from isal import isal_zlib
 
 from iobench import linux
 from iobench.writers.device.base import DeviceBytes
-from iobench.writers.image import AnyMemory, Bytes, FileImage, Segment
+from iobench.writers.image import AnyMemory, Bytes, FileImage, HostBytes, Segment
 
 Numbers = np.ndarray[Any, np.dtype[np.int64]]
 """Addresses or lengths."""
@@ -45,8 +49,8 @@ class ManyParts(FileImage):
         self._check_range(start, stop)
         if start == stop:
             return []
-        first = bisect.bisect_right(self._starts, start) - 1
-        last = bisect.bisect_left(self._starts, stop)
+        first = bisect_right(self._starts, start) - 1
+        last = bisect_left(self._starts, stop)
         return self._cut(first, last, start - self._starts[first], stop - self._starts[last - 1])
 
     @abstractmethod
@@ -80,6 +84,99 @@ class PartsImage(ManyParts):
         found[-1] = found[-1][:end]
         found[0] = found[0][begin:]
         return found
+
+
+class RunningChecksums:
+    """CRC32s of parts of a file. Each is in the file before a writer takes a byte after its part.
+
+    So a checksum can directly follow its part. Writers take blocks in order and store them while
+    the next blocks are taken. The computation runs during that I/O, and the bytes are in the CPU's
+    cache when they are copied next. Thread-safe.
+    """
+
+    def __init__(
+        self,
+        parts: Mapping[int, AnyMemory],
+        put: Callable[[int, int], None],
+        finish: Callable[[Mapping[int, int]], None] = lambda _: None,
+    ) -> None:
+        """`parts` maps offsets to memory. `put(offset, crc)` gets each CRC32, `finish` all."""
+        self._parts = sorted(parts.items())
+        self._put, self._finish = put, finish
+        self._found: dict[int, int] = {}
+        self._lock = threading.Lock()
+        self._position = self._running = self._reached = 0
+        self._done = False
+
+    def reach(self, stop: int, host_bytes: HostBytes | None = None) -> None:
+        """Compute and store the checksums of all parts that end at or before `stop`.
+
+        `host_bytes` yields the bytes of parts on a device; without it all parts are on the host.
+        """
+        if self._done or stop <= self._reached:  # no wait for a thread that is further
+            return
+        with self._lock:
+            while len(self._found) < len(self._parts):
+                start, memory = self._parts[len(self._found)]
+                length = len(memory)
+                begin, end = max(self._position - start, 0), min(stop - start, length)
+                if begin < end:
+                    self._running = self._checksum(memory, start, begin, end, host_bytes)
+                    self._position = start + end
+                if end < length:
+                    self._reached = max(self._reached, stop)
+                    return
+                self._put(start, self._running)
+                self._found[start], self._running = self._running, 0
+            if not self._done:
+                self._finish(self._found)
+                self._done = True
+
+    def _checksum(
+        self, memory: AnyMemory, start: int, begin: int, end: int, host_bytes: HostBytes | None
+    ) -> int:
+        """Continue the running checksum over the bytes [begin, end) of the part at `start`."""
+        if isinstance(memory, np.ndarray):
+            if end - begin < len(memory):  # most are taken whole
+                memory = memory[begin:end]
+            return int(isal_zlib.crc32(memory, self._running))
+        assert host_bytes is not None, "a writer took device memory without staging it"
+        running = self._running
+        for data in host_bytes(start + begin, start + end):
+            running = isal_zlib.crc32(data, running)
+        return running
+
+
+class CheckedImage(PartsImage):
+    """An image that completes the checksums up to the end of each range that is taken.
+
+    Bytes on a device are added in the block to which a writer copies them. A worker that is ahead
+    of the one before it copies that one's bytes too: the checksum needs them in order.
+    """
+
+    def __init__(
+        self, path: str, parts: Iterable[AnyMemory], checksums: Mapping[int, RunningChecksums]
+    ) -> None:
+        """`checksums` are by the offset from which on the file depends on them, up to the next one.
+
+        A thread that takes a range completes the checksums of that range alone, and waits for no
+        thread that takes another one.
+        """
+        super().__init__(path, parts)
+        self._set(_begins=sorted(checksums), _checksums=checksums)
+
+    _begins: list[int]
+    _checksums: Mapping[int, RunningChecksums]
+
+    def pieces(self, start: int, stop: int) -> list[AnyMemory]:
+        if not self.on_device:
+            self.taken(start, stop)
+        return super().pieces(start, stop)
+
+    def taken(self, start: int, stop: int, host_bytes: HostBytes | None = None) -> None:
+        first = max(0, bisect_right(self._begins, start) - 1)
+        for begin in self._begins[first : bisect_left(self._begins, stop)]:
+            self._checksums[begin].reach(stop, host_bytes)
 
 
 class ScatteredImage(ManyParts):

@@ -14,7 +14,7 @@ import torch
 from iobench.errors import DataMismatchError
 from iobench.formats import safetensors
 from iobench.formats.many_parts import WindowImage
-from iobench.formats.safetensors_runs import Kind, TensorRun, runs_of
+from iobench.formats.safetensors import Kind, TensorRun, runs_of
 from iobench.formats.tensor_slices import CutImage, CutPart, room_for, rows_of, spans
 from iobench.formats.tensors import allocate_on, tensor_from_bytes
 from iobench.writers.base import Writer

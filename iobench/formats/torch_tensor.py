@@ -16,7 +16,7 @@ import torch
 from isal import isal_zlib
 
 from iobench.formats import torch_image
-from iobench.formats.torch_layout import Missing
+from iobench.formats.torch_image import Missing
 from iobench.units import MIB
 from iobench.writers.blocks.pages import fresh_pages
 from iobench.writers.image import Bytes

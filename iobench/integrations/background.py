@@ -22,8 +22,7 @@ from iobench.checkpoint.snapshot import copy_image
 from iobench.errors import OptionError
 from iobench.formats import torch_image
 from iobench.formats.tensors import flat_tensor
-from iobench.formats.torch_image import crc32_setting
-from iobench.formats.torch_layout import TorchLayout
+from iobench.formats.torch_image import TorchLayout, crc32_setting
 from iobench.units import parse_size
 from iobench.writers.base import Writer
 from iobench.writers.blocks import interpreter_end

@@ -13,7 +13,7 @@ import torch
 
 from iobench.errors import DataMismatchError, TransferError, UsageError
 from iobench.formats import safetensors
-from iobench.formats.safetensors_runs import tensors_of
+from iobench.formats.safetensors import tensors_of
 from iobench.formats.tensor_layouts import reach_bytes
 from iobench.formats.tensors import dtype_name
 from iobench.formats.torch_index import DAMAGE, TorchIndex, unpickled

@@ -24,10 +24,10 @@ from iobench.workloads.layouts.layout import (
     Ranks,
     dcp_file,
     dcp_metadata_file,
+    single_tensor_archive_bytes,
 )
 from iobench.workloads.models.model import Model
 from iobench.workloads.specs import FileSpec, TensorSpec
-from iobench.workloads.torch_sizes import single_tensor_archive_bytes
 
 
 @dataclass(frozen=True, kw_only=True, config=CONFIG)

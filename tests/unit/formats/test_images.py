@@ -15,8 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from iobench.errors import UsageError
-from iobench.formats.checked_image import CheckedImage, RunningChecksums
-from iobench.formats.many_parts import PartsImage, WindowImage
+from iobench.formats.many_parts import CheckedImage, PartsImage, RunningChecksums, WindowImage
 from iobench.formats.tensor_slices import CutImage, CutPart, rows_of, spans
 from iobench.formats.tensors import tensor_bytes
 from iobench.writers.image import Bytes, FileImage

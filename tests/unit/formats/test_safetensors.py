@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from iobench.errors import DataMismatchError, UsageError
 from iobench.formats import safetensors as ours
-from iobench.formats import safetensors_runs
 from iobench.formats.safetensors_header import DTYPES
 from iobench.formats.tensors import allocate
 from iobench.writers import registry
@@ -75,7 +74,7 @@ def test_packed_floats(writer, tmp_path: Path) -> None:
 
 def test_many_of_few_kinds(random_tensor, same, buffered, tmp_path: Path, monkeypatch) -> None:
     """Tensors that are made together are those of the library, each with its own storage."""
-    monkeypatch.setattr(safetensors_runs, "RUN_BYTES", 100)
+    monkeypatch.setattr(ours, "RUN_BYTES", 100)
     shapes = [(), (3,), (5, 2), (0, 3), (60,)]
     state = {
         name: random_tensor(dtype, *shape, seed=number)

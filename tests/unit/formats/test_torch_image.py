@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from support.fake_cufile import FakeCuFile
 from support.fake_device import FakeDevice, on_device
 
-from iobench.formats import torch_image, torch_layout
-from iobench.formats.checked_image import CheckedImage
+from iobench.formats import torch_image
+from iobench.formats.many_parts import CheckedImage
 from iobench.formats.torch_image import crc32_setting
 from iobench.testing import local_s3
 from iobench.writers import registry
@@ -88,7 +88,7 @@ def test_storages_elsewhere_have_no_image(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize(
     ("where", "name", "other"),
     [
-        (torch_layout, "hash_combine", lambda seed, _: seed),
+        (torch_image, "hash_combine", lambda seed, _: seed),
         (torch_image._Records, "write_record", lambda *_: None),
         (torch_image, "_LAST", ".format_version"),
         (torch_image, "_LAST", "none"),

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from isal import isal_zlib
 from torch.utils.serialization import config
 
-from iobench.formats import torch_image, torch_layout, torch_tensor
+from iobench.formats import torch_image, torch_tensor
 from iobench.formats.torch_image import crc32_setting
 
 _DTYPES = [
@@ -122,7 +122,7 @@ def test_a_scalar_and_torchs_settings() -> None:
 
 def test_a_file_of_another_kind_has_no_template(monkeypatch: pytest.MonkeyPatch) -> None:
     """A torch that combines checksums in another way writes its files itself."""
-    monkeypatch.setattr(torch_layout, "hash_combine", lambda seed, _: seed)
+    monkeypatch.setattr(torch_image, "hash_combine", lambda seed, _: seed)
     cached = torch_image.is_like_stock, torch_tensor.template
     for one in cached:
         one.cache_clear()

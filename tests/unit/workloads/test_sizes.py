@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from iobench.formats.safetensors_header import file_order, file_size, header_bytes
 from iobench.workloads import SAFETENSORS_METADATA, FileSpec, TensorSpec, Workload
 from iobench.workloads.layouts.huggingface import split_shards
-from iobench.workloads.torch_sizes import (
+from iobench.workloads.layouts.layout import (
     archive_bytes,
     single_tensor_archive_bytes,
     state_dict_archive_bytes,
