@@ -71,7 +71,7 @@ def plan(
     shown = Shown(form=format_)
     from iobench.goodput.forecast import forecast
     from iobench.goodput.goodput import TrainingJob
-    from iobench.report.plan import Outlook, plan_document
+    from iobench.report.plan import plan_document
 
     jobs = [
         TrainingJob(
@@ -104,14 +104,10 @@ def plan(
         step_s = _published_step_s(chosen or recorded, asked=chosen is not None)
     base = _baseline(candidates)
     forecasts = [one for job in jobs for one in forecast(candidates, base, job, interval_s)]
-    outlook = Outlook(
-        title=title,
-        step_s=step_s,
-        interval_s=interval_s,
-        forecasts=tuple(forecasts),
-        notes=tuple(notes),
+    document = plan_document(
+        forecasts, title=title, step_s=step_s, interval_s=interval_s, notes=notes, result=measured
     )
-    shown.show(plan_document(outlook, measured))
+    shown.show(document)
 
 
 def _too_many_nodes(workload: str, jobs: Sequence[TrainingJob]) -> Iterator[str]:

@@ -16,10 +16,10 @@ from iobench.bench.judging.rules import NO_CLAIM
 from iobench.report.document import Line
 from iobench.report.summary import NOT_STEADY, Report
 from iobench.report.winners import RANKED, Summary, Winner, can_win
-from iobench.report.wording import over_time_lines
 from iobench.results.setting import at_target
 from iobench.stats.comparison import LEAST_SAMPLES
-from iobench.units import count_of, format_seconds, format_size, in_gib
+from iobench.stats.over_time import OverTime, RateChange
+from iobench.units import count_of, format_rate, format_seconds, format_size, in_gib
 
 _MOST_NAMES = 4
 _IDLE = 0.3  # of the time: the device is not what limits
@@ -44,7 +44,7 @@ def answer(report: Report) -> list[Line]:
         for target in report.targets:
             texts += _there(report, target, [one for one in rows if one.axes.target == target])
         lines.append(Line(subject, tuple(texts)))
-    lasted = [text for one in report.summaries for text in over_time_lines(one)]
+    lasted = [text for one in report.summaries for text in _over_time(one)]
     lines.append(Line("Over time", tuple(lasted)))
     lines.append(Line("Background", tuple(map(_background, report.summaries))))
     lines.append(Line("Next", tuple(_next(report)), commands=True))
@@ -247,3 +247,33 @@ def _option(target: str) -> str:
 
 def _rate(one: Summary) -> str:
     return f"{in_gib(one.median_bytes_per_s)} GiB/s"
+
+
+def _over_time(one: Summary) -> Iterator[str]:
+    """Yield lines about the saves of a contender; none where they do not follow each other, or
+    where its figure does not count."""
+    over_time = one.over_time
+    if over_time is None or one.verdict not in RANKED:
+        return
+    whole = format_seconds(over_time.elapsed_s)
+    if over_time.change is None:
+        yield f"{one.label}: no change seen in {whole}, {format_rate(one.median_bytes_per_s)}"
+    else:
+        yield from _change(one.label, over_time.change)
+    yield f"{_steady(over_time)}; saves took {100 * over_time.saving:.0f}% of {whole}"
+
+
+def _change(label: str, change: RateChange) -> Iterator[str]:
+    before, after = format_rate(change.before_bytes_per_s), format_rate(change.after_bytes_per_s)
+    yield f"{label}: {before} for {format_seconds(change.at_s)}, then {after}"
+    low, high = map(format_seconds, change.at_s_ci95)
+    yield f"the change is between {low} and {high}, after {format_size(change.written_bytes)}"
+
+
+def _steady(over_time: OverTime) -> str:
+    rounds = f"rounds of {format_seconds(over_time.round_s)}"
+    if over_time.range is None or over_time.slope is None:
+        return f"not known to be steady: {over_time.rounds} of 5 {rounds}"
+    moved = f"range {100 * over_time.range:.0f}%, drift {100 * over_time.slope:.0f}%"
+    state = "steady" if over_time.steady else "not steady"
+    return f"{state} in the last 5 {rounds} ({moved})"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -23,125 +23,111 @@ SCHEMA = "iobench.plan/2"
 _BASELINE = "baseline"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Outlook:
-    """Forecasts by job size, and notes.
+def plan_document(
+    forecasts: Sequence[Forecast],
+    *,
+    title: str,
+    step_s: float | None = None,
+    interval_s: float | None = None,
+    notes: Sequence[str] = (),
+    result: ResultFile | None = None,
+) -> Document:
+    """Return the document of a plan: forecasts by job size, the smallest job first.
 
     `step_s` is the time of a training step, and `interval_s` the interval that was asked for.
+    `result` is the record that it used; None for times by hand. In JSON numbers are unrounded, and
+    keys name their unit.
     """
-
-    title: str
-    step_s: float | None = None
-    interval_s: float | None = None
-    forecasts: tuple[Forecast, ...]
-    notes: tuple[str, ...] = ()
-
-    @property
-    def jobs(self) -> list[TrainingJob]:
-        """The jobs of the forecasts, in the given order."""
-        return list(dict.fromkeys(one.job for one in self.forecasts))
-
-
-def plan_document(outlook: Outlook, result: ResultFile | None = None) -> Document:
-    """Return the document of a plan. `result` is the record that it used; None for times by hand.
-
-    In JSON numbers are unrounded, and keys name their unit.
-    """
-    found = list(answers(outlook))
-    names = ("Answer",) if len(found) == 1 else ("Smallest job", "Largest job")
+    jobs = list(dict.fromkeys(one.job for one in forecasts))
+    ends = [[one for one in forecasts if one.job == job] for job in {jobs[0]: 0, jobs[-1]: 0}]
+    many = len(jobs) > 1
+    names = ("Smallest job", "Largest job") if many else ("Answer",)
+    answers = [
+        (_sentence(own, step_s, many), *_given_interval(own, interval_s, many)) for own in ends
+    ]
     command = shlex.join(("iobench", *sys.argv[1:]))
     return Document(
         kind="iobench plan",
-        title=outlook.title,
-        about=tuple(assumptions(outlook)),
-        answer=tuple(Line(name, tuple(own)) for name, own in zip(names, found, strict=True)),
-        tables=(_grid(outlook),),
-        notes=(*outlook.notes, *_method(outlook), *_warnings(outlook.forecasts)),
+        title=title,
+        about=(_assumptions(jobs),),
+        answer=tuple(map(Line, names, answers)),
+        tables=(_grid(forecasts),),
+        notes=(*notes, *_method(forecasts), *_warnings(forecasts)),
         data={
             "schema": SCHEMA,
-            "title": outlook.title,
-            "method": {"step_s": outlook.step_s, "interval_s": outlook.interval_s},
-            "forecasts": [_data(one) for one in outlook.forecasts],
-            "notes": list(outlook.notes),
+            "title": title,
+            "method": {"step_s": step_s, "interval_s": interval_s},
+            "forecasts": [_data(one) for one in forecasts],
+            "notes": list(notes),
         },
         rows="forecasts",
-        draw=partial(_sections, outlook),
+        draw=partial(_sections, ends),
         appendix=(Section(heading="Repeat it", commands=(command,)),),
         records=(result.path,) if result else (),
     )
 
 
-def _sections(outlook: Outlook) -> Iterator[Section]:
+def _sections(ends: Sequence[Sequence[Forecast]]) -> Iterator[Section]:
     from iobench.report.charts.ettr import interval_chart
 
-    jobs, charts = outlook.jobs, []
-    for number, job in enumerate(dict.fromkeys((jobs[0], jobs[-1])), 1):
-        chosen = tuple(one for one in outlook.forecasts if one.job == job)
-        numbers = _grid(replace(outlook, forecasts=chosen))
-        charts.append(interval_chart(chosen, numbers, name=f"ettr-interval-{number}"))
+    charts = [
+        interval_chart(own, _grid(own), name=f"ettr-interval-{number}")
+        for number, own in enumerate(ends, 1)
+    ]
     yield Section(heading="Time that trains", charts=tuple(charts))
 
 
-def answers(outlook: Outlook) -> Iterator[list[str]]:
-    """Yield how often to save and what is lost, for the smallest and the largest job."""
-    jobs = outlook.jobs
-    for job in dict.fromkeys((jobs[0], jobs[-1])):
-        yield [_sentence(outlook, job), *_given_interval(outlook, job)]
-
-
-def assumptions(outlook: Outlook) -> Iterator[str]:
-    """Yield the size of the job, its failures and its restart."""
-    first = outlook.jobs[0]
+def _assumptions(jobs: Sequence[TrainingJob]) -> str:
+    """Return the size of the job, its failures and its restart."""
+    first = jobs[0]
     rate = f"{first.failures_per_1000_node_days:g} failures per 1000 node-days"
     restart = f"restart {format_seconds(first.restart_s)} and then the restore"
-    if len(outlook.jobs) == 1:
-        size = f"{_nodes(first)}, {first.gpus:,} GPUs"
-        yield f"{size}, {rate}: one every {format_seconds(first.mtbf_s)}; {restart}"
-    else:
-        yield f"{first.gpus_per_node} GPUs per node, {rate}; {restart}"
+    if len(jobs) > 1:
+        return f"{first.gpus_per_node} GPUs per node, {rate}; {restart}"
+    size = f"{_nodes(first)}, {first.gpus:,} GPUs"
+    return f"{size}, {rate}: one every {format_seconds(first.mtbf_s)}; {restart}"
 
 
-def _sentence(outlook: Outlook, job: TrainingJob) -> str:
-    """Return `Save every 1 h 53 min (1,750 steps of 3.87 s): 3.4% of the time is lost.`"""
-    found = [one for one in outlook.forecasts if one.job == job]
-    best, step_s = _best(outlook, job), outlook.step_s
-    start = f"{_nodes(job)}: save" if len(outlook.jobs) > 1 else "Save"
+def _sentence(forecasts: Sequence[Forecast], step_s: float | None, many: bool) -> str:
+    """Return `Save every 1 h 53 min (1,750 steps of 3.87 s): 3.4% of the time is lost.`
+
+    `forecasts` are of one job, of `many` or of one.
+    """
+    best = max(forecasts, key=lambda one: one.best.ettr)
+    start = f"{_nodes(best.job)}: save" if many else "Save"
     steps = ""
     if step_s:
         steps = f" ({best.best.interval_s / step_s:,.0f} steps of {format_seconds(step_s)})"
     losses = [f"{_lost(best.best.ettr)} of the time is lost"]
-    if len(found) > 1:
-        modes = len({one.candidate.mode for one in found}) > 1
+    if len(forecasts) > 1:
+        modes = len({one.candidate.mode for one in forecasts}) > 1
         names = {
             one: f"{one.candidate.name} {one.candidate.mode}" if modes else one.candidate.name
-            for one in (best, *(one for one in found if one.baseline))
+            for one in (best, *(one for one in forecasts if one.baseline))
         }
         losses[0] += f" with {names.pop(best)}"
         losses += [f"{_lost(one.best.ettr)} with {name}" for one, name in names.items()]
     return f"{start} every {format_seconds(best.best.interval_s)}{steps}: {', '.join(losses)}."
 
 
-def _given_interval(outlook: Outlook, job: TrainingJob) -> Iterator[str]:
+def _given_interval(
+    forecasts: Sequence[Forecast], asked_s: float | None, many: bool
+) -> Iterator[str]:
     """Yield `Every 30 min 0 s, as given: the time lost is 2.4% with odirect sync.`"""
-    asked_s = outlook.interval_s or 0.0
     losses = [
         f"{_lost(one.given.ettr)} with {one.candidate.name} {one.candidate.mode}"
         + (f" (every {format_seconds(one.given.interval_s)} at best)" if one.given.raised else "")
-        for one in outlook.forecasts
-        if one.job == job and one.given is not None
+        for one in forecasts
+        if one.given is not None
     ]
     if losses:
-        start = f"{_nodes(job)}: every" if len(outlook.jobs) > 1 else "Every"
-        yield f"{start} {format_seconds(asked_s)}, as given: the time lost is {', '.join(losses)}."
+        start = f"{_nodes(forecasts[0].job)}: every" if many else "Every"
+        every = format_seconds(asked_s or 0.0)
+        yield f"{start} {every}, as given: the time lost is {', '.join(losses)}."
 
 
 def _nodes(job: TrainingJob) -> str:
     return f"{job.nodes:,} node{'s' * (job.nodes != 1)}"
-
-
-def _best(outlook: Outlook, job: TrainingJob) -> Forecast:
-    found = [one for one in outlook.forecasts if one.job == job]
-    return max(found, key=lambda one: one.best.ettr)
 
 
 def _lost(ettr: float) -> str:
@@ -181,10 +167,10 @@ def _data(one: Forecast) -> dict[str, Any]:
     }
 
 
-def _grid(outlook: Outlook) -> Grid:
+def _grid(forecasts: Sequence[Forecast]) -> Grid:
     """Return the table of forecasts. All durations of a column have one form."""
-    forecasts, many = outlook.forecasts, len(outlook.jobs) > 1
-    sure = f"{100 * confidence_of(_fewest_samples(outlook)):.0f}%"
+    many = len({one.job for one in forecasts}) > 1
+    sure = f"{100 * confidence_of(_fewest_samples(forecasts)):.0f}%"
     resampled = any(one.candidate.resampled for one in forecasts)
     saves = any(one.saved for one in forecasts)
 
@@ -238,30 +224,26 @@ def _hours(one: Forecast) -> str:
     return f"{one.saved.wall_s / 3600:,.1f}" + (f" ({_spread(spread, 3600, 1)})" if spread else "")
 
 
-def _method(outlook: Outlook) -> Iterator[str]:
+def _method(forecasts: Sequence[Forecast]) -> Iterator[str]:
+    """Yield how figures and intervals were computed, and the confidence that few samples reach."""
     yield (
         "interval: training time between two saves, by the exact equation for failures without "
         "memory; ETTR: exact for them"
     )
-    yield from _resampling(outlook)
-    if any(one.saved for one in outlook.forecasts):
-        yield "saved: wall clock of work that takes the baseline 30 days, each at its best interval"
-
-
-def _fewest_samples(outlook: Outlook) -> int:
-    """Return the fewest samples behind an interval; ENOUGH_SAMPLES without an interval."""
-    methods = [one.candidate for one in outlook.forecasts if one.candidate.resampled]
-    counts = (min(one.save_samples, one.restore_samples) for one in methods)
-    return min(counts, default=ENOUGH_SAMPLES)
-
-
-def _resampling(outlook: Outlook) -> Iterator[str]:
-    """Yield how the intervals were computed, and the confidence that few samples reach."""
-    if any(one.candidate.resampled for one in outlook.forecasts):
-        fewest = _fewest_samples(outlook)
+    if any(one.candidate.resampled for one in forecasts):
+        fewest = _fewest_samples(forecasts)
         sure = f"{100 * confidence_of(fewest):.0f}%"
         few = f", which bound a median with {sure} at most" if fewest < ENOUGH_SAMPLES else ""
         yield f"{sure} interval: by medians of {fewest} or more resampled samples{few}"
+    if any(one.saved for one in forecasts):
+        yield "saved: wall clock of work that takes the baseline 30 days, each at its best interval"
+
+
+def _fewest_samples(forecasts: Sequence[Forecast]) -> int:
+    """Return the fewest samples behind an interval; ENOUGH_SAMPLES without an interval."""
+    methods = [one.candidate for one in forecasts if one.candidate.resampled]
+    counts = (min(one.save_samples, one.restore_samples) for one in methods)
+    return min(counts, default=ENOUGH_SAMPLES)
 
 
 def _warnings(forecasts: Sequence[Forecast]) -> Iterator[str]:

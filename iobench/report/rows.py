@@ -92,43 +92,33 @@ class Group:
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """A result file with its report, from which all charts are made.
+    """The report of a run and its rows, in the same order: all charts are made from them."""
 
-    `samples` are those of each summary in the report.
-    """
-
-    result: ResultFile
     report: Report
-    samples: Sequence[Sequence[Sample]]
+    rows: tuple[RunRow, ...]
+    started_at: str
 
     @classmethod
     def of(cls, result: ResultFile) -> Measured:
         report, samples = summarise_with_samples(result)
-        return cls(result=result, report=report, samples=samples)
-
-    @cached_property
-    def rows(self) -> tuple[RunRow, ...]:
-        """All rows in the order of the report."""
-        context = Context.of(self.result.run)
-        return tuple(
-            RunRow(summary=summary, samples=samples, context=context)
-            for summary, samples in zip(self.report.summaries, self.samples, strict=True)
+        context = Context.of(result.run)
+        rows = (
+            RunRow(summary=summary, samples=own, context=context)
+            for summary, own in zip(report.summaries, samples, strict=True)
         )
+        return cls(report=report, rows=tuple(rows), started_at=result.run.started_at)
 
-    @cached_property
+    @property
     def groups(self) -> tuple[Group, ...]:
         """The rows by operation, part that is restored, and target; in the order of the report."""
-        kinds = dict.fromkeys(map(_kind, self.rows))
+        found: dict[tuple[Operation, str | None, str | None], list[RunRow]] = {}
+        for row in self.rows:
+            axes = row.summary.axes
+            kind = row.summary.operation, axes.restore_as, axes.target
+            found.setdefault(kind, []).append(row)
         return tuple(
-            Group(
-                operation=operation,
-                restore_as=restore_as,
-                target=target,
-                rows=tuple(
-                    row for row in self.rows if _kind(row) == (operation, restore_as, target)
-                ),
-            )
-            for operation, restore_as, target in kinds
+            Group(operation=operation, restore_as=restore_as, target=target, rows=tuple(rows))
+            for (operation, restore_as, target), rows in found.items()
         )
 
 
@@ -139,8 +129,3 @@ def moment(text: str) -> str:
 
 def in_gib_per_s(bytes_per_s: float) -> float:
     return bytes_per_s / GIB
-
-
-def _kind(row: RunRow) -> tuple[Operation, str | None, str | None]:
-    axes = row.summary.axes
-    return row.summary.operation, axes.restore_as, axes.target

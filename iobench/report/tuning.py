@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from iobench.errors import IobenchError, ResultFileError
 from iobench.report.document import Details, Document, Line, Section
 from iobench.report.facts import environment_line, facts_section
 from iobench.report.grid import MISSING, Column, Grid, shown, span
@@ -33,9 +31,8 @@ def tuning_document(path: Path, outcome: Outcome | None = None) -> Document:
     Raises ResultFileError for a file that is not a journal.
     """
     header, trials = read_journal(path)
-    with _journal_errors(path):
-        race, replayed = replay(header, trials)
-        return _document(path, header, race, outcome or replayed)
+    race, replayed = replay(header, trials)
+    return _document(path, header, race, outcome or replayed)
 
 
 def _document(path: Path, header: TuningRecord, race: Race, outcome: Outcome | None) -> Document:
@@ -83,20 +80,6 @@ def _answer(outcome: Outcome, size_bytes: int) -> Iterator[Line]:
         f"{format_size(outcome.race.budget.written_bytes)} written: {counts}"
     )
     yield Line("Tried", (spent,))
-
-
-@contextmanager
-def _journal_errors(path: Path) -> Iterator[None]:
-    """Raise ResultFileError for what a header, which is free-form, lacks or has otherwise."""
-    try:
-        yield
-    except IobenchError:  # says itself what is wrong
-        raise
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise ResultFileError(
-            f"{path}: not a journal as iobench autotune writes it "
-            f"({type(error).__name__}: {error!s:.80}); take an unedited copy of the file"
-        ) from error
 
 
 def _unfinished(race: Race, path: Path) -> Line:

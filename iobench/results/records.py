@@ -266,7 +266,7 @@ class Run:
     world: WorldFacts | None = field(default=None, metadata=IF_SET)
 
     def __post_init__(self) -> None:
-        _check_time("started_at", self.started_at)
+        check_time("started_at", self.started_at)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -326,7 +326,7 @@ class Sample(HasSetting):
 
     def __post_init__(self) -> None:
         _check_moved(self.bytes, self.elapsed_s)
-        _check_time("started_at", self.started_at)
+        check_time("started_at", self.started_at)
 
     @property
     def stored_bytes(self) -> int:
@@ -380,7 +380,7 @@ class Failure(HasSetting):
     started_at: str
 
     def __post_init__(self) -> None:
-        _check_time("started_at", self.started_at)
+        check_time("started_at", self.started_at)
 
     @property
     def why(self) -> str:
@@ -465,7 +465,7 @@ class TrainBlock:
 
     def __post_init__(self) -> None:
         _check_moved(self.bytes, self.wall_s)
-        _check_time("started_at", self.started_at)
+        check_time("started_at", self.started_at)
         if len(self.step_s) != len(self.persisting):
             raise ValueError("step_s and persisting must be of equal length")
 
@@ -483,7 +483,7 @@ class End:
     error: str | None = None
 
     def __post_init__(self) -> None:
-        _check_time("finished_at", self.finished_at)
+        check_time("finished_at", self.finished_at)
 
 
 def _check_moved(size_bytes: int, elapsed_s: float) -> None:
@@ -493,7 +493,8 @@ def _check_moved(size_bytes: int, elapsed_s: float) -> None:
         )
 
 
-def _check_time(name: str, text: str) -> None:
+def check_time(name: str, text: str) -> None:
+    """Raise ValueError unless `text` is a time with its zone."""
     try:
         aware = datetime.fromisoformat(text).tzinfo is not None
     except ValueError:

@@ -20,11 +20,11 @@ from iobench.errors import ResultFileError
 from iobench.results import utc_now
 from iobench.results.codec import to_record
 from iobench.results.file import RecordFile, ending, line_error, records
-from iobench.results.records import EndStatus
+from iobench.results.records import EndStatus, check_time
 from iobench.stats.comparison import LEAST_FLOOR
 from iobench.tune.budget import Budget
 from iobench.tune.objective import Measurement, Objective, Phase, Step
-from iobench.tune.space import Candidate
+from iobench.tune.space import Candidate, Origin
 
 SCHEMA = "iobench.tune/1"
 
@@ -82,6 +82,9 @@ class TuningRecord:
     files_sha256: str = ""
     """Of the workload's files, see `files_digest`; "" in older journals."""
 
+    def __post_init__(self) -> None:
+        check_time("started_at", self.started_at)
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrialRecord:
@@ -95,7 +98,7 @@ class TrialRecord:
     verify: bool
     writer: str
     options: Mapping[str, Any]
-    origin: str
+    origin: Origin
     measured: Measurement
 
     @classmethod

@@ -31,7 +31,7 @@ def replay(header: TuningRecord, trials: Sequence[TrialRecord]) -> tuple[Race, O
     The outcome is None where the confirmation did not end: the journal can be resumed then. Raises
     UnknownNameError for an unknown writer.
     """
-    candidates = [Candidate.of(one.writer, one.options, one.origin) for one in trials]  # type: ignore[arg-type]  # a word of the journal
+    candidates = [Candidate.of(one.writer, one.options, one.origin) for one in trials]
     labels = [one.label for one in candidates]
     recorded = iter(trials)
     race = Race(

@@ -16,7 +16,7 @@ from iobench.goodput.measured import by_hand
 from iobench.report.claims import claims_document
 from iobench.report.compare import compare, compare_document
 from iobench.report.kinds import document_of
-from iobench.report.plan import Outlook, plan_document
+from iobench.report.plan import plan_document
 from iobench.results import read
 
 _RESULTS = Path(__file__).parents[2] / "results"
@@ -40,8 +40,7 @@ def test_plan(open_page: OpenPage) -> None:
     candidates = by_hand(save_s=30.0, blocking_s=2.0, restore_s=60.0)
     jobs = TrainingJob(nodes=64), TrainingJob(nodes=2048)
     found = [one for job in jobs for one in forecast(candidates, candidates[0], job)]
-    about = Outlook(title="by hand", forecasts=tuple(found))
-    opened = open_page(plan_document(about))
+    opened = open_page(plan_document(found, title="by hand"))
     assert opened.marks("ettr-interval-2", "symbol") == len(candidates)
     assert opened.problems == []
 

@@ -29,7 +29,7 @@ def run_charts(one: Measured) -> Iterator[Section]:
     kinds: dict[str, Callable[[Group], Chart | None]] = {
         "Rates": partial(rates_chart, one),
         "Over time": over_time_chart,
-        "Drift": partial(in_order_chart, one.result.run.started_at),
+        "Drift": partial(in_order_chart, one.started_at),
     }
     for name, chart_of in kinds.items():
         found = [chart for group in one.groups if (chart := chart_of(group))]

@@ -9,8 +9,8 @@ from itertools import chain
 import pytest
 
 from iobench.bench.judging.ranks import RankRates, rank_rates
+from iobench.report.run import notes
 from iobench.report.summary import summarise
-from iobench.report.wording import notes
 from iobench.results import ResultFile, Sample, WorldFacts
 from iobench.units import GIB
 

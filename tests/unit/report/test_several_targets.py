@@ -25,9 +25,8 @@ from iobench.report.compare import compare, compare_document
 from iobench.report.facts import unlike
 from iobench.report.grid import wrapped
 from iobench.report.render import render
-from iobench.report.run import report_document
+from iobench.report.run import notes, report_document
 from iobench.report.summary import summarise
-from iobench.report.wording import notes
 from iobench.results import ResultFile, ResultWriter, Series, load, read, to_plain
 from iobench.results.setting import labels
 

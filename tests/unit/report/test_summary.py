@@ -6,8 +6,8 @@ from itertools import chain
 import pytest
 
 from iobench.bench.judging.ceiling import Ceiling, why_above
+from iobench.report.run import grid, notes
 from iobench.report.summary import summarise
-from iobench.report.wording import grid, notes
 from iobench.results import CeilingSample, MemoryUse, ResultFile, Sample, to_plain
 from iobench.stats.comparison import compare_paired
 from iobench.writers.transfer import Fallback

@@ -18,7 +18,7 @@ from iobench.claims.reproduction import judge_records
 from iobench.cli.pages import Shown
 from iobench.errors import UsageError
 from iobench.goodput import goodput
-from iobench.goodput.forecast import forecast
+from iobench.goodput.forecast import Forecast, forecast
 from iobench.goodput.goodput import TrainingJob
 from iobench.goodput.measured import by_hand
 from iobench.report.claims import claims_document
@@ -26,7 +26,7 @@ from iobench.report.compare import compare, compare_document
 from iobench.report.document import Document
 from iobench.report.kinds import document_of
 from iobench.report.page.html import html
-from iobench.report.plan import Outlook, plan_document
+from iobench.report.plan import plan_document
 from iobench.report.run import run_document
 from iobench.report.train import train_document
 from iobench.results import ResultFile, WorldFacts, read
@@ -90,19 +90,18 @@ def test_claims() -> None:
     assert found[0].claim.text in html(page)
 
 
-def outlook(nodes: list[int]) -> Outlook:
+def forecasts(nodes: list[int]) -> list[Forecast]:
     candidates = by_hand(save_s=30.0, blocking_s=2.0, restore_s=60.0)
     jobs = [TrainingJob(nodes=count) for count in nodes]
-    found = [one for job in jobs for one in forecast(candidates, candidates[0], job)]
-    return Outlook(title="by hand", forecasts=tuple(found))
+    return [one for job in jobs for one in forecast(candidates, candidates[0], job)]
 
 
 def test_plan() -> None:
     """Each curve is highest at its dot, the best interval; ETTR is that of the formula."""
-    about = outlook([2048])
-    page = plan_document(about)
+    found = forecasts([2048])
+    page = plan_document(found, title="by hand")
     chart = page.charts["ettr-interval-1"]
-    (sync, background), job = about.forecasts, about.jobs[0]
+    (sync, background), job = found, found[0].job
     points = {row["label"].split()[-1]: row for row in values(chart, "point")}
     lines = values(chart, "line")
     minutes = 60.0
@@ -119,8 +118,7 @@ def test_plan() -> None:
 
 def test_plan_of_several_sizes() -> None:
     """The curves of the smallest and the largest job."""
-    about = outlook([64, 512, 2048])
-    page = plan_document(about)
+    page = plan_document(forecasts([64, 512, 2048]), title="by hand")
     assert list(page.charts) == ["ettr-interval-1", "ettr-interval-2"]
     assert [line.subject for line in page.answer] == ["Smallest job", "Largest job"]
     check(page)

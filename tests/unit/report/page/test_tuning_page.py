@@ -80,7 +80,7 @@ def test_a_broken_journal_is_one_error(tmp_path: Path, asked: dict[str, Any]) ->
 def test_a_time_that_is_none_is_one_error(tmp_path: Path) -> None:
     path = write_journal(tmp_path / "journal.jsonl")
     path.write_text(path.read_text().replace("2026-01-01T00:00:00Z", "yesterday", 1))
-    with pytest.raises(ResultFileError, match="not a journal as iobench autotune writes it"):
+    with pytest.raises(ResultFileError, match="line 1: started_at must be ISO 8601"):
         document_of([path])
 
 
