@@ -117,7 +117,7 @@ class Trial:
             return self._ended("save", *self._timed(Job.save, self._checkpoint))
         with self.target.scratch.staged(self._name) as staged:
             done, counters, started = self._timed(Job.save, staged.directory)
-            # Before the commit, which flushes the device again; the clock stops for it.
+            # Before the commit, which flushes the device again.
             instruments = self.target.instruments
             counts = instruments is not None and instruments.flush_counts
             flushes = counters.flushes() if counts else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal, cast
@@ -126,48 +127,41 @@ async, gpt5b-nemo, stall 54.2x shorter, stall, 54.2, hybrid async=2, hybrid sync
 workloads one has a rank that writes the whole model, and one several with a shard each."""
 
 
-def _study(name: str, source: str, every: str, *, interval_claimed: bool = False) -> Study:
-    rows = ([cell.strip() for cell in line.split(",")] for line in _TABLE.strip().splitlines())
-    claims = (
-        Claim(
-            text=text,
-            workload=workload,
-            measure=cast(ClaimMeasure, measure),
-            value=float(value),
-            ours=ours,
-            theirs=theirs,
-        )
-        for of, workload, text, measure, value, ours, theirs in rows
-        if of == name
-    )
+_STUDIES = """
+hybrid-io | 10 | | DDN on Hybrid-IO: per thread, LLaMA2-7B and NeMo GPT-5B
+checkfreq | 3.5% | claimed | CheckFreq (FAST '21): one snapshot in memory, as often as 3.5% allow
+pccheck | 10 | claimed | PCcheck (ASPLOS '25): several snapshots in memory, every 10 iterations
+async | 10 | | ByteCheckpoint (NSDI '25, arXiv 2407.20143): stall, on average
+"""
+"""Name, interval of checkpoints, whether it is part of the claim, and source of each study."""
+
+
+def _claims(of: str) -> Iterator[Claim]:
+    for line in _TABLE.strip().splitlines():
+        name, workload, text, measure, value, ours, theirs = map(str.strip, line.split(","))
+        if name == of:
+            yield Claim(
+                text=text,
+                workload=workload,
+                measure=cast(ClaimMeasure, measure),
+                value=float(value),
+                ours=ours,
+                theirs=theirs,
+            )
+
+
+def _study(line: str) -> Study:
+    name, every, claimed, source = (cell.strip() for cell in line.split("|"))
     return Study(
         name=name,
         source=source,
-        claims=tuple(claims),
+        claims=tuple(_claims(name)),
         every=every,
-        interval_claimed=interval_claimed,
+        interval_claimed=bool(claimed),
     )
 
 
-CLAIMS = {
-    one.name: one
-    for one in (
-        _study("hybrid-io", "DDN on Hybrid-IO: per thread, LLaMA2-7B and NeMo GPT-5B", "10"),
-        _study(
-            "checkfreq",
-            "CheckFreq (FAST '21): one snapshot in memory, as often as 3.5% allow",
-            "3.5%",
-            interval_claimed=True,
-        ),
-        _study(
-            "pccheck",
-            "PCcheck (ASPLOS '25): several snapshots in memory, every 10 iterations",
-            "10",
-            interval_claimed=True,
-        ),
-        _study("async", "ByteCheckpoint (NSDI '25, arXiv 2407.20143): stall, on average", "10"),
-    )
-}
+CLAIMS = {one.name: one for one in map(_study, _STUDIES.strip().splitlines())}
 
 
 def study(name: str) -> Study:

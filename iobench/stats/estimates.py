@@ -164,10 +164,7 @@ def paired_log_ratio(a: Sequence[float], b: Sequence[float]) -> Ratio:
     `median_interval`. Raises ValueError for series of different length, empty ones, and values that
     are not above zero.
     """
-    first, second = _logs(a), _logs(b)
-    if first.size != second.size:
-        raise ValueError(f"pairs need series of one length, not {first.size} and {second.size}")
-    logs = (first - second).tolist()
+    logs = [math.log(x) - math.log(y) for x, y in zip(a, b, strict=True)]
     return log_ratio(median(logs), median_interval(logs), len(logs))
 
 
@@ -212,14 +209,6 @@ def huber_mean(values: Sequence[float]) -> float:
         if abs(middle - before) <= _SETTLED * reach:
             break
     return middle
-
-
-def _logs(values: Sequence[float]) -> NDArray[np.float64]:
-    array = _array(values)
-    if (array <= 0).any():
-        raise ValueError("a ratio needs values above zero")
-    logs: NDArray[np.float64] = np.log(array)
-    return logs
 
 
 def _array(values: Sequence[float]) -> NDArray[np.float64]:

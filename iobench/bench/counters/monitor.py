@@ -98,29 +98,21 @@ class Counters:
         self, device: DeviceMonitor, sampler: Sampler | None = None, began_s: float | None = None
     ) -> None:
         self._device, self._sampler = device, sampler
-        self._check_at, self._check_s = math.inf, 0.0
         self._before = self._read()
         self._cpu_before = time.process_time()
         self._began = time.perf_counter() if began_s is None else began_s
 
     def elapsed_s(self) -> float:
-        """Seconds since the start, without the check."""
-        return self._on_clock(time.perf_counter())
+        """Seconds since the start."""
+        return time.perf_counter() - self._began
 
     def flushes(self) -> int | None:
         """Return the flushes of the device since the start; None without a device.
 
-        Call it once. The clock stops during this check, but only for the CPU time of this thread:
-        work that a writer left to other threads must not run while the clock stands still.
+        The clock goes on: work that a writer left to other threads must not run untimed.
         """
-        self._check_at, began_s = time.perf_counter(), time.thread_time()
         before, now = self._before.device, self._device.read()
-        self._check_s = time.thread_time() - began_s
         return now.flushes - before.flushes if now and before else None
-
-    def _on_clock(self, at_s: float) -> float:
-        """Return the seconds from the start to a moment of time.perf_counter, less the check."""
-        return at_s - self._began - min(max(0.0, at_s - self._check_at), self._check_s)
 
     def stop(self, others: Sequence[Usage] = (), ended_s: float | None = None) -> Counted:
         """Return the growth of all counters, with the usage of `others`.
@@ -128,8 +120,8 @@ class Counters:
         The clock is read first: reading the files of /proc takes time too. `ended_s` is the moment
         of time.perf_counter at which it stops, if that was earlier.
         """
-        elapsed = self.elapsed_s() if ended_s is None else self._on_clock(ended_s)
-        cpu = time.process_time() - self._cpu_before - self._check_s
+        elapsed = self.elapsed_s() if ended_s is None else ended_s - self._began
+        cpu = time.process_time() - self._cpu_before
         before, now = self._before, self._read()
         moved = now.device - before.device if now.device and before.device else None
         own = {name: now.process[name] - before.process[name] for name in now.process}
@@ -165,8 +157,7 @@ class Counters:
         first, last = self._before.reading(source, 0.0), now.reading(source, elapsed_s)
         if first is None or last is None:
             return ()
-        end = self._began + elapsed_s + self._check_s
-        between = self._sampler.readings(self._began, end)
+        between = self._sampler.readings(self._began, self._began + elapsed_s)
         return tuple(
             Reading(
                 at_s=at_s,
@@ -174,7 +165,7 @@ class Counters:
                 write_bytes=one.write_bytes - first.write_bytes,
             )
             for at_s, one in [
-                *((self._on_clock(one.at_s), one) for one in between),
+                *((one.at_s - self._began, one) for one in between),
                 (elapsed_s, last),
             ]
         )

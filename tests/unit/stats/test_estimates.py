@@ -116,10 +116,10 @@ def test_swapping_a_pair_inverts_the_ratio(pairs: list[tuple[float, float]]) -> 
 @pytest.mark.parametrize(
     ("a", "b", "message"),
     [
-        ([1, 2], [1], "series of one length, not 2 and 1"),
+        ([1, 2], [1], "argument 2 is shorter"),
         ([], [], "no values"),
-        ([1, 0], [1, 1], "values above zero"),
-        ([1], [-1], "values above zero"),
+        ([1, 0], [1, 1], "domain error|positive"),
+        ([1], [-1], "domain error|positive"),
     ],
 )
 def test_what_cannot_be_paired_is_refused(a: list[float], b: list[float], message: str) -> None:
