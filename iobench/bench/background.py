@@ -83,11 +83,13 @@ class Background(AbstractContextManager["Background"]):
         )
         self._readers = list(map(_reader, plan.contenders))
         self._labels = list(dict.fromkeys(one.label for one in self._readers))
-        setup = reader_setup(plan, ",".join(self._labels), self._scratch.locate(_WARM_UP))
+        writers, warm_up = ",".join(self._labels), self._scratch.locate(_WARM_UP)
         self._ranks = LocalRanks(
             2, temporary=self._scratch.directory, name="the background process"
         )
-        self._group = Executor(None, self._ranks, lambda _: [None, setup])
+        self._group = Executor(
+            None, self._ranks, lambda members: reader_setup(plan, members, writers, warm_up)
+        )
         self._made = False
 
     def __exit__(self, *_: object) -> None:

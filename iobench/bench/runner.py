@@ -20,7 +20,7 @@ from iobench.bench.data.subset import text_of
 from iobench.bench.plan import LEAST_POOL, Plan
 from iobench.bench.processes.job import CheckpointSizes, Job
 from iobench.bench.ranks.group import Executor
-from iobench.bench.ranks.setup import setups, show_token
+from iobench.bench.ranks.setup import setup_of, show_token
 from iobench.bench.ranks.start import Launched, LocalRanks
 from iobench.bench.targets.base import OpenTarget
 from iobench.bench.trial import Trial
@@ -96,7 +96,7 @@ class Runner:
                 executor = Executor(
                     None,
                     ranks,
-                    lambda members: setups(plan, members, places, warm_ups, token),
+                    lambda members: setup_of(plan, members, places, warm_ups, token),
                     replicas=plan.axes.replicas,
                 )
             self.targets = targets

@@ -56,15 +56,12 @@ class Executor(AbstractContextManager["Executor"]):
         self,
         job: Job | None = None,
         ranks: Launched | LocalRanks | None = None,
-        setups: Callable[[Members], Sequence[Setup | None]] = lambda _: [],
+        setup: Callable[[Members], Setup] | None = None,
         *,
         replicas: bool = False,
     ) -> None:
-        """`job` is that of this process, without `ranks`.
-
-        `setups` returns the set-up of each rank. None for rank 0: it only drives the others.
-        """
-        self._own, self._setups = job, setups
+        """`job` is that of this process, without `ranks`; `setup` returns the set-up of ranks."""
+        self._own, self._setup = job, setup
         self.apart = ranks is not None
         """Whether there are several jobs, which have a directory each and do not run here alone."""
         self._launched = ranks is not None and not ranks.local
@@ -90,13 +87,13 @@ class Executor(AbstractContextManager["Executor"]):
         members = connected.members
         self.members = members.as_replicas() if self._replicas else members
         self.machines, self._nodes = len(members.first_of_machine), members.facts.nodes
-        given = self._setups(self.members)
-        self._same_bytes = any(one is not None and one.nodes for one in given)
+        assert self._setup is not None  # with ranks
+        given = self._setup(self.members)
+        self._same_bytes = given.sliced
         with self._losing():
-            plain = [None if one is None else to_plain(one) for one in given]
-            self._control.scatter("set-up", plain, deadline_s=SETUP_S)
-            if self._own is None and given[0] is not None:
-                self._own = make_job(given[0])
+            self._control.broadcast("set-up", to_plain(given), deadline_s=SETUP_S)
+            if self._own is None and not given.reads:  # else it only drives the others
+                self._own = make_job(given, 0)
             if self._own is not None:
                 self._own.join(self._control)
             self._steps = Steps(self._control, self._own)
@@ -313,8 +310,8 @@ def serve(control: Control) -> int:
     """
     introduce(control)
     if control.broadcast("plan", deadline_s=OPERATION_S) is not None:
-        setup = from_plain(Setup, control.scatter("set-up", deadline_s=SETUP_S))
-        job = make_job(setup)
+        setup = from_plain(Setup, control.broadcast("set-up", deadline_s=SETUP_S))
+        job = make_job(setup, control.world.rank)
         job.join(control)
         try:
             steps = Steps(control, job)

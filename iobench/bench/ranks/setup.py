@@ -6,7 +6,7 @@ import os
 import secrets
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from iobench.bench.choose import choose
@@ -27,52 +27,44 @@ _TOKEN = "token"
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """The set-up of one rank. `workload` and `limit` give the same files in every process.
+    """The set-up of all ranks. `workload` and `limit` give the same files in every process.
 
-    `needs` has the contenders, by number, that take part in each target. `scratch` is the run's own
-    space in each target, and `token` is the content of a file there: a rank that does not find it
-    sees another directory.
+    `ranks` has the rank of the workload whose files each process saves, and `sizes` their bytes in
+    each shape, as rank 0 computes them. `needs` has the contenders, by number, that take part in
+    each target. `scratch` is the run's own space in each target, and `token` is the content of a
+    file there: a rank that does not find it sees another directory.
     """
 
-    number: int | None
-    """None for a process that is not one of the run's jobs."""
     workload: str
     limit: tuple[int, int] | None
     """The bytes to which the workload is scaled, and the rank that writes as much then."""
-    rank: int
-    source: int | None = None
-    source_rank: int = 0
+    ranks: tuple[int, ...]
+    sizes: tuple[tuple[int, ...], ...]
     shapes: tuple[Shape, ...]
     writers: str
-    targets: tuple[str, ...] = ()
-    needs: tuple[tuple[int, ...], ...] = ()
-    scratch: tuple[str, ...] = ()
+    targets: tuple[str, ...]
+    needs: tuple[tuple[int, ...], ...]
+    scratch: tuple[str, ...]
     warm_ups: tuple[str, ...]
-    token: str = ""
+    token: str
     pool_bytes: int
-    local: int = 1
-    """The most ranks of one node, each with a pool of this size."""
+    """Of each process."""
     seed: int
-    sizes: tuple[int, ...]
-    """The bytes of the rank's files in each shape, as rank 0 computes them."""
-    counts: bool = False
-    away: bool = False
-    nodes_apart: bool = False
-    """Whether some ranks are on other nodes than rank 0, whose run does not see their caches."""
-    replicas: bool = False
-    """Whether all ranks restore together what rank 0 saved."""
-    nodes: tuple[int, ...] = ()
-    """Where the ranks save the same bytes in slices, the node of each rank."""
+    sliced: bool
+    """Whether all save the same bytes, some in slices."""
+    members: Members
+    reads: bool = False
+    """Whether it is for a process that restores in the background, and not for the run's jobs."""
 
 
-def setups(
+def setup_of(
     plan: Plan,
     members: Members,
     scratch: Sequence[str],
     warm_ups: Sequence[str],
     token: str,
-) -> list[Setup]:
-    """Return the set-up of each rank, in rank order."""
+) -> Setup:
+    """Return the set-up of the ranks of a run."""
     needs = [
         tuple(
             number
@@ -81,58 +73,41 @@ def setups(
         )
         for value in plan.axes.targets
     ]
-    world, sources = members.facts, members.facts.restored_from
-    return [
-        Setup(
-            number=number,
-            workload=plan.given,
-            limit=_limit(plan),
-            rank=plan.ranks[number],
-            source=None if sources[number] == number else sources[number],
-            source_rank=plan.ranks[sources[number]],
-            shapes=plan.axes.shapes,
-            writers=",".join(one.label for one in plan.contenders),
-            targets=tuple(one.location for one in plan.targets),
-            needs=tuple(needs),
-            scratch=tuple(scratch),
-            warm_ups=tuple(warm_ups),
-            token=token,
-            pool_bytes=max(plan.pool_bytes // world.local, LEAST_POOL),
-            local=world.local,
-            seed=plan.seed if plan.axes.sliced else plan.seed + number,
-            sizes=tuple(map(size_of, plan.files_of_jobs[number])),
-            counts=number in members.first_of_machine,
-            away=members.machines[number] != members.machines[0],
-            nodes_apart=world.nodes > 1,
-            replicas=members.replicas,
-            nodes=world.node if plan.axes.sliced else (),
-        )
-        for number in range(world.size)
-    ]
+    scale = plan.workload.scale
+    return Setup(
+        workload=plan.given,
+        limit=None if scale is None else (scale.limit_bytes, plan.rank),
+        ranks=plan.ranks,
+        sizes=tuple(tuple(map(size_of, shapes)) for shapes in plan.files_of_jobs),
+        shapes=plan.axes.shapes,
+        writers=",".join(one.label for one in plan.contenders),
+        targets=tuple(one.location for one in plan.targets),
+        needs=tuple(needs),
+        scratch=tuple(scratch),
+        warm_ups=tuple(warm_ups),
+        token=token,
+        pool_bytes=max(plan.pool_bytes // members.facts.local, LEAST_POOL),
+        seed=plan.seed,
+        sliced=plan.axes.sliced,
+        members=members,
+    )
 
 
-def reader_setup(plan: Plan, writers: str, warm_up: str) -> Setup:
+def reader_setup(plan: Plan, members: Members, writers: str, warm_up: str) -> Setup:
     """Return the set-up of a process that restores in the background.
 
     It restores into the memory of its pool, in place. Its data repeat after the pool's size.
     """
-    return Setup(
-        number=None,
-        workload=plan.given,
-        limit=_limit(plan),
-        rank=plan.ranks[0],
-        shapes=plan.axes.shapes,
+    return replace(
+        setup_of(plan, members, (), (warm_up,), ""),
         writers=writers,
-        warm_ups=(warm_up,),
+        targets=(),
+        needs=(),
         pool_bytes=min(READER_POOL, plan.pool_bytes),
         seed=plan.seed + plan.axes.most_jobs,
-        sizes=tuple(map(size_of, plan.files_of_jobs[0])),
+        sliced=False,
+        reads=True,
     )
-
-
-def _limit(plan: Plan) -> tuple[int, int] | None:
-    scale = plan.workload.scale
-    return None if scale is None else (scale.limit_bytes, plan.rank)
 
 
 def show_token(scratch: Sequence[str]) -> str:
@@ -147,7 +122,7 @@ def show_token(scratch: Sequence[str]) -> str:
     return token
 
 
-def make_job(setup: Setup) -> Job:
+def make_job(setup: Setup, rank: int) -> Job:
     """Return the job of this rank after its first-use work.
 
     Raises TargetError where a target is not the directory that rank 0 uses, UnavailableError where
@@ -157,31 +132,35 @@ def make_job(setup: Setup) -> Job:
     _check_memory(setup)
     contenders, _ = choose(setup.writers, *setup.targets)
     for target, needed in zip(setup.targets, setup.needs, strict=True):
-        for number in needed:
-            contenders[number].require(target)
+        for one in needed:
+            contenders[one].require(target)
     directories = [Path(one) for one in setup.scratch if not is_s3(one)]
-    if directories and setup.number:  # the run removes what a killed rank leaves there
+    if directories and rank:  # the run removes what a killed rank leaves there
         tempfile.tempdir = str(directories[0])
-    files = _files(setup, setup.rank)
+    members, own = setup.members, 0 if setup.reads else rank
+    files = _files(setup, setup.ranks[own])
     sizes = tuple(map(size_of, files))
-    if sizes != setup.sizes:
+    if sizes != setup.sizes[own]:
         raise UsageError(
-            f"workload {setup.workload}: rank {setup.rank} has {sizes} bytes here and "
-            f"{setup.sizes} bytes for rank 0; give all nodes the same file"
+            f"workload {setup.workload}: rank {setup.ranks[own]} has {sizes} bytes here and "
+            f"{setup.sizes[own]} bytes for rank 0; give all nodes the same file"
         )
+    source = members.facts.restored_from[rank]
+    machine = None
+    if rank and members.facts.nodes > 1:
+        away = members.machines[rank] != members.machines[0]
+        machine = LocalTargets(setup.scratch, counts=rank in members.first_of_machine, away=away)
     job = Job(
         contenders=tuple(contenders),
         files=files,
         pool_bytes=setup.pool_bytes,
-        seed=setup.seed,
-        number=setup.number,
-        source=setup.source,
-        source_files=() if setup.source is None else _files(setup, setup.source_rank),
-        nodes=setup.nodes,
-        machine=LocalTargets(setup.scratch, counts=setup.counts, away=setup.away)
-        if setup.number and setup.nodes_apart
-        else None,
-        replica=setup.replicas,
+        seed=setup.seed if setup.sliced else setup.seed + own,
+        number=None if setup.reads else rank,
+        source=None if source == rank else source,
+        source_files=() if source == rank else _files(setup, setup.ranks[source]),
+        nodes=members.facts.node if setup.sliced else (),
+        machine=machine,
+        replica=members.replicas,
     )
     job.warm_up(setup.warm_ups)
     return job
@@ -197,10 +176,11 @@ def _files(setup: Setup, rank: int) -> tuple[tuple[FileSpec, ...], ...]:
 
 def _check_memory(setup: Setup) -> None:
     """Raise UsageError where the ranks' data do not fit: rank 0 saw the memory of its own node."""
-    needed, available = setup.pool_bytes * setup.local, available_bytes()
+    local = 1 if setup.reads else setup.members.facts.local
+    needed, available = setup.pool_bytes * local, available_bytes()
     if available is not None and needed > available:
         raise UsageError(
-            f"the data of {count_of(setup.local, 'rank')} take {format_size(needed)} of memory, "
+            f"the data of {count_of(local, 'rank')} take {format_size(needed)} of memory, "
             f"and {format_size(available)} are available on this node; choose a smaller --size"
         )
 

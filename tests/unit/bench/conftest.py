@@ -14,7 +14,7 @@ from iobench.bench.plan import Plan
 from iobench.bench.processes.job import Job
 from iobench.bench.ranks.group import Executor
 from iobench.bench.ranks.members import Members
-from iobench.bench.ranks.setup import Setup, setups, show_token
+from iobench.bench.ranks.setup import Setup, setup_of, show_token
 from iobench.bench.targets.base import OpenTarget
 from iobench.bench.targets.directory import DirectoryScratch
 from iobench.bench.trial import Trial
@@ -106,12 +106,12 @@ def world_facts(size: int, local: int | None = None) -> WorldFacts:
     )
 
 
-def local_setups(plan: Plan, scratch: Path | None = None) -> list[Setup]:
-    """The set-ups of a run's processes on this machine, whose only target has this `scratch`."""
+def local_setup(plan: Plan, scratch: Path | None = None) -> Setup:
+    """The set-up of a run's processes on this machine, whose only target has this `scratch`."""
     size = plan.axes.most_jobs
     members = Members(facts=world_facts(size), machines=["this"] * size)
     places = [str(scratch)] if scratch else []
-    return setups(plan, members, places, places, show_token(places))
+    return setup_of(plan, members, places, places, show_token(places))
 
 
 def replay_of(trial: Trial) -> Replay:

@@ -14,7 +14,7 @@ from iobench.errors import OptionError, UnknownNameError, UsageError
 from iobench.units import MIB
 from iobench.workloads import Workload
 
-from .conftest import local_setups
+from .conftest import local_setup
 
 BOTH = "odirect,peer:torch-save"
 
@@ -71,7 +71,7 @@ def test_replicas_save_in_slices_by_our_writers_only(tmp_path: Path) -> None:
     plan = plan_of("llama7b", tmp_path, slices="off,all", numjobs="3")
     assert plan.all_bytes == plan.size_bytes
     assert plan.written_bytes == plan.repeat.times * plan.size_bytes * (2 + _jobs(plan))
-    assert len({setup.seed for setup in local_setups(plan)}) == 1
+    assert local_setup(plan).sliced
     assert "replicas of rank 0, which save its files once" in "\n".join(plan_lines(plan))
     both = make_plan(
         workload="llama7b", writers=BOTH, target=tmp_path, size="64MiB", axes=plan.axes
@@ -179,8 +179,7 @@ def test_ranks_of_a_node_save_their_own_files(tmp_path: Path) -> None:
 
 def test_processes_share_the_memory_and_the_space(tmp_path: Path, tiny: Workload) -> None:
     plan = plan_of("llama7b", tmp_path, numjobs="1,4")
-    assert [setup.pool_bytes for setup in local_setups(plan)] == [plan.pool_bytes // 4] * 4
-    assert len({setup.seed for setup in local_setups(plan)}) == 4
+    assert local_setup(plan).pool_bytes == plan.pool_bytes // 4
     assert plan.written_bytes == plan.repeat.times * plan.size_bytes * (1 + 4 + _jobs(plan))
     assert "1, 4 at once: a copy of rank 0 each" in "\n".join(plan_lines(plan))
 

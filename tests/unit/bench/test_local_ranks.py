@@ -24,7 +24,7 @@ from iobench.bench.ranks.start import LocalRanks
 from iobench.bench.targets.directory import DirectoryTarget
 from iobench.errors import JobError
 
-from .conftest import local_setups, tiny_file
+from .conftest import local_setup, tiny_file
 
 PREPARE = partial(Job.prepare, shape=0, checkpoint=(0, 0))
 
@@ -33,7 +33,7 @@ class Group:
     """Two processes, of which one is this one."""
 
     def __init__(self, plan: Plan, scratch: Path) -> None:
-        given = local_setups(plan, scratch)
+        given = local_setup(plan, scratch)
         self.ranks = LocalRanks(2)
         self.jobs = Executor(None, self.ranks, lambda _: given)
 

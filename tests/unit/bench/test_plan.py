@@ -30,7 +30,7 @@ from iobench.errors import (
 from iobench.units import GIB, MIB, format_size
 from iobench.workloads import Workload
 
-from .conftest import local_setups
+from .conftest import local_setup
 
 if TYPE_CHECKING:
     from iobench.results import Run
@@ -160,8 +160,9 @@ def test_no_byte_of_a_checkpoint_repeats_by_default(
     """Each process has memory for all bytes of its own checkpoint, and the record says so."""
     monkeypatch.setattr(module, "available_bytes", lambda: 8 * GIB)
     plan = _default(tmp_path, jobs)
-    for setup, files in zip(local_setups(plan), plan.files_of_jobs, strict=True):
-        replay = Replay(files[0], pool_bytes=setup.pool_bytes, seed=1)
+    pool_bytes = local_setup(plan).pool_bytes
+    for files in plan.files_of_jobs:
+        replay = Replay(files[0], pool_bytes=pool_bytes, seed=1)
         numbers = range(replay._placement.count)
         assert {replay._placement.window(number).lap for number in numbers} == {0}
     assert _repeats(plan) is None

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from iobench.bench.axes import Axes
 from iobench.bench.contenders.base import WriterContender
+from iobench.bench.data.sliced_files import Sliced
 from iobench.bench.judging.repeat import Repeat
 from iobench.bench.judging.verdict import Context
 from iobench.bench.plan import Plan
@@ -23,7 +26,7 @@ from iobench.workloads import load
 from iobench.workloads.specs import size_of
 from iobench.writers.registry import make
 
-from .conftest import local_setups, world_facts
+from .conftest import local_setup, world_facts
 
 
 class _Sizes(Executor):
@@ -85,12 +88,24 @@ def test_fewer_ranks_are_a_scaled_workload(tmp_path: Path) -> None:
 def test_a_node_with_less_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The ranks' data must fit there too, and the limits of its control groups count."""
     plan = _plan("llama7b-zero3", 2, 2, tmp_path)
-    two = local_setups(plan, tmp_path)[1]
-    assert two.pool_bytes == plan.pool_bytes // 2  # two ranks on a node
-    needed = 2 * two.pool_bytes
+    setup = local_setup(plan, tmp_path)
+    assert setup.pool_bytes == plan.pool_bytes // 2  # two ranks on a node
+    needed = 2 * setup.pool_bytes
     monkeypatch.setattr("iobench.bench.ranks.setup.available_bytes", lambda: needed - 1)
     with pytest.raises(UsageError, match=f"data of 2 ranks take {format_size(needed)} of memory"):
-        make_job(two)
+        make_job(setup, 1)
+
+
+@pytest.mark.parametrize("sliced", [True, False])
+def test_ranks_have_bytes_of_their_own_unless_they_save_slices(
+    sliced: bool, tmp_path: Path
+) -> None:
+    plan = _plan("llama7b-zero3", 2, 2, tmp_path)
+    setup = replace(local_setup(plan, tmp_path), sliced=sliced)
+    jobs = [make_job(setup, rank) for rank in (0, 1)]
+    for job in jobs:
+        job.prepare(0, (0, 0), Sliced(how="all", jobs=2) if sliced else None)
+    assert np.array_equal(*(job._pool.memory[:4096] for job in jobs)) == sliced
 
 
 def test_the_same_limit_gives_the_same_files() -> None:
