@@ -207,10 +207,10 @@ def test_the_flushes_of_the_commit_are_not_the_writers(
     assert sample.stored.flushed is (honest if counts else None)
 
 
-def test_the_reading_of_the_flushes_is_outside_the_clock(
+def test_the_reading_of_the_flushes_is_part_of_the_save(
     tmp_path: Path, tiny: Workload, idle: Any, clock: Recorder
 ) -> None:
-    """Neither the time of a save nor that of its commit has it."""
+    """It is in the time of the save, and not in that of its commit."""
 
     class Slow:
         files = ()
@@ -229,7 +229,7 @@ def test_the_reading_of_the_flushes_is_outside_the_clock(
     assert sample.stored.flushed is False
     phases_s = sample.phases_s
     assert int(phases_s["sync"]) + int(phases_s["commit"]) == len(clock.events)
-    assert int(sample.elapsed_s) == len(clock.events)
+    assert int(sample.elapsed_s) == len(clock.events) + 100
 
 
 @pytest.mark.parametrize("call", [1, 3, 8, 9])
