@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.tiers import SIZE, damage, events, names, settled, state, until
+from support.tiers import damage, events, names, settled, state, until
 
 from iobench import Checkpointer, KeepLast, Memory, Remote, load_checkpoint
 from iobench.checkpoint import ledger
@@ -110,34 +110,6 @@ def test_a_new_run_needs_an_answer(local, remote) -> None:
     remote.unlink()
     with Checkpointer(local, tiers=[Remote(remote)]) as ckpt:
         ckpt.save(state(1, _SMALL), 1)
-
-
-def test_retention_of_each_tier(local, remote) -> None:
-    """Each tier keeps what its own retention keeps."""
-    tier = Remote(remote, keep=KeepLast(3))
-    with Checkpointer(local, keep=KeepLast(1), tiers=[tier]) as ckpt:
-        for step in range(1, 7):
-            ckpt.save(state(step, _SMALL), step)
-            until(lambda: settled(ckpt))
-        assert ckpt.steps() == [4, 5, 6]
-    assert names(remote) == {"step-4", "step-5", "step-6"}
-    assert names(local) == {"step-6"}
-
-
-def test_restored_from_the_remote_tier(local, remote) -> None:
-    """A node with an empty directory restores what another one had saved, and saves on."""
-    with Checkpointer(local, tiers=[Remote(remote)]) as ckpt:
-        for step in (10, 20):
-            ckpt.save(state(step, _SMALL), step)
-    shutil.rmtree(local)
-    with Checkpointer(local, tiers=[Remote(remote)]) as ckpt:
-        assert ckpt.latest() == 20
-        assert ckpt.load()["step"] == 20
-        assert ckpt.loaded.sources == {str(remote): "read"}
-        ckpt.save(state(30, _SMALL), 30)
-        assert ckpt.latest() == 30
-        assert ckpt.load(10)["step"] == 10
-    assert load_checkpoint(remote)["step"] == 30
 
 
 def test_a_new_run_is_newer_than_what_the_remote_tier_has(local, remote) -> None:
@@ -401,14 +373,8 @@ def test_the_command(local, remote, iobench_inside) -> None:
     assert "no Checkpointer has copied" in refused.stderr
 
 
-@pytest.mark.parametrize(
-    ("tiers", "match"),
-    [("s3://b/run", "takes a list"), ([Remote("/a"), Remote("/b")], "one is possible")],
-)
-def test_wrong_tiers(local, tiers: Any, match: str) -> None:
+def test_wrong_tiers(local) -> None:
     """Told before anything is written."""
-    with pytest.raises(OptionError, match=match):
-        Checkpointer(local, tiers=tiers)
     with pytest.raises(OptionError, match="another directory"):
         Checkpointer(local, tiers=[Remote(local)])
     with pytest.raises(OptionError, match="a directory first"):
@@ -525,25 +491,6 @@ def _saved(local: Path, remote: Any, what: Any = None) -> None:
     with Checkpointer(local, tiers=[Remote(remote)]) as ckpt:
         ckpt.save(state(1) if what is None else what, 1)
         until(lambda: settled(ckpt))
-
-
-def test_a_piece_is_read_from_the_other_tier(local, remote) -> None:
-    """Only the damaged piece comes from the remote tier."""
-    what = {name: torch.full((SIZE // 4,), float(number)) for number, name in enumerate("abcd")}
-    _saved(local, remote, what)
-    file = local / "step-1" / "tensors.safetensors"
-    with file.open("r+b") as opened:
-        opened.seek(-100, 2)
-        opened.write(b"\xff" * 10)
-    with Checkpointer(local, tiers=[Remote(remote)]) as ckpt:
-        with pytest.warns(RuntimeWarning, match="in part: tensors.safetensors is damaged, 1 chec"):
-            loaded = ckpt.load()
-        sources = ckpt.loaded.sources
-    assert {name: loaded[name].unique().tolist() for name in "abcd"} == {
-        name: [float(number)] for number, name in enumerate("abcd")
-    }
-    assert sources[str(remote)] == "read 4.77 MiB"
-    assert "damaged" in sources[str(local)]
 
 
 def test_a_copy_of_another_save_does_not_help(local, remote, monkeypatch) -> None:

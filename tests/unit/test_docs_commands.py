@@ -117,6 +117,7 @@ def test_the_help_lists_every_verb_in_a_group() -> None:
     assert groups == ["Measure", "Read", "Use", "Manage"]
     listed = re.findall(r"^  (\w+)  +[A-Z]", shown, re.MULTILINE)
     assert sorted(listed) == sorted(command.commands)
+    assert "130 interrupted" in " ".join(shown.split())
 
 
 @pytest.mark.parametrize("words", [["nope"], ["run", "--nope"], ["show", "--format", "jsn"]])

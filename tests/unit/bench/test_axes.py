@@ -122,6 +122,8 @@ def test_skipped_combinations_are_listed(tmp_path: Path) -> None:
         ({"serializer": "torch,torch"}, OptionError, "torch is given twice"),
         ({"granularity": "blob,layers"}, UnknownNameError, "did you mean 'layer'"),
         ({"granularity": "blob=3"}, OptionError, "only shard takes a size"),
+        ({"granularity": "shard=0"}, OptionError, "must have at least 1 byte"),
+        ({"granularity": "shard=much"}, OptionError, "not a size"),
         ({"granularity": "blob,,layer"}, OptionError, "a value is missing between the commas"),
         ({"restore_as": "same,subset=2"}, OptionError, "subset=2: must be same, or subset=PART"),
         ({"slices": "on"}, OptionError, "--slices on: must be off, all, or how many ranks"),
@@ -129,9 +131,7 @@ def test_skipped_combinations_are_listed(tmp_path: Path) -> None:
         ({"background": "save"}, OptionError, "--background save: must be none or restore"),
         ({"numjobs": "0"}, OptionError, "must be a number from 1 to 256"),
         ({"numjobs": "2,x"}, OptionError, "--numjobs x: must be a number"),
-        ({"numjobs": "1.5"}, OptionError, "must be a number"),
         ({"numjobs": ""}, OptionError, "a value is missing"),
-        ({"numjobs": "-2"}, OptionError, "must be a number"),
     ],
 )
 def test_what_cannot_be_meant(asked: dict[str, str], error: type[Exception], message: str) -> None:

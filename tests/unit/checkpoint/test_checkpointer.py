@@ -718,20 +718,6 @@ def test_nothing_to_load(make: Make) -> None:
         ckpt.load(on_corrupt="previous")
 
 
-def test_lazy(make: Make) -> None:
-    """The copy ends in before_optimizer_step; plain values and arrays are copied by the call."""
-    ckpt = make(lazy=True)
-    state = _state(1, size=100_000)
-    save = ckpt.save_async(state, 1)
-    state["a"].fill(-1)
-    ckpt.before_optimizer_step()
-    ckpt.before_optimizer_step()
-    state["w"].fill_(-1)
-    ckpt.wait()
-    assert save.status == "committed"
-    assert _value(ckpt.load()) == 1
-
-
 @pytest.mark.parametrize(
     ("state_of", "path"),
     [

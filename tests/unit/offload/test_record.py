@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from iobench.errors import UsageError
 from iobench.offload.layout import BLOCK, UNIT, ParameterSpec, StateLayout
 from iobench.offload.record import GenerationRecord, Pin, area_bytes, empty_rows
 
@@ -44,13 +43,6 @@ def test_written_and_read() -> None:
     assert found.counts.tolist() == [4]
     for name in ("sequence", "generation", "updates", "groups", "pins", "extra", "time_s"):
         assert getattr(found, name) == getattr(record, name)
-
-
-def test_a_record_of_another_version() -> None:
-    """It is an error, and not an area without a record: the constructor would replace the state."""
-    data = _record().encode(area_bytes(_LAYOUT))
-    with pytest.raises(UsageError, match="format version 2; this iobench reads 1"):
-        GenerationRecord.decode(data[:8] + b"\2" + data[9:], _LAYOUT)
 
 
 def test_any_damage_is_found() -> None:

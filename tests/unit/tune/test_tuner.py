@@ -18,7 +18,7 @@ from support.simulated_storage import (
 )
 from support.tuning_worlds import GENERATORS
 
-from iobench.errors import IobenchError, UsageError
+from iobench.errors import IobenchError
 from iobench.stats.comparison import Finding
 from iobench.tune.budget import Budget, TuningSizes
 from iobench.tune.confirm import LAST_ROUNDS
@@ -40,20 +40,6 @@ def test_equal_answers_lead_to_an_equal_outcome() -> None:
     assert other.asked != runs[0][1]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("max_s", "max_gib"), [(180, 60), (60, 60), (180, 12), (600, 200)])
-def test_the_budget_is_kept(max_s: float, max_gib: int) -> None:
-    """No more bytes than allowed; the time is exceeded by one trial at most."""
-    storage = SimulatedStorage(seed=1)
-    budget = Budget(max_s=max_s, max_bytes=max_gib * GIB)
-    share = budget.max_bytes * 0.4 / 24
-    sizes = TuningSizes(largest=min(GIB, int(share)), fixed=False, fits=lambda size: size >= MIB)
-    outcome = storage.tuner(space_of_writers(), budget=budget, sizes=sizes).run()
-    assert budget.written_bytes <= max_gib * GIB
-    assert budget.spent_s <= max_s + 5
-    assert outcome.verdict.chosen
-
-
 def test_verified_trials_that_write_more_have_their_room() -> None:
     """In the first round of stalls there is one more save: still six rounds or more are
     confirmed."""
@@ -65,21 +51,6 @@ def test_verified_trials_that_write_more_have_their_room() -> None:
     assert len(confirmation.able) == 4
     assert all(len(confirmation.losses[name]) >= 6 for name in confirmation.able)
     assert budget.written_bytes <= budget.max_bytes
-
-
-@pytest.mark.parametrize(
-    ("budget", "word"),
-    [(Budget(max_s=3), "--max-time"), (Budget(max_bytes=GIB), "--max-bytes")],
-)
-def test_a_budget_too_small_for_one_comparison(budget: Budget, word: str) -> None:
-    """It is refused, and the error names a sufficient one."""
-    storage = SimulatedStorage(seed=1)
-    sizes = TuningSizes(largest=GIB, fixed=True, fits=lambda size: size >= MIB)
-    with pytest.raises(
-        UsageError, match=f"{word} is too small to compare hybrid .*at least (about|[0-9]+MiB)"
-    ):
-        storage.tuner(space_of_writers(), budget=budget, sizes=sizes).run()
-    assert {step.phase for _, step in storage.asked} <= {"probe"}
 
 
 def test_known_settings_come_first_and_the_confirmation_last() -> None:
@@ -102,18 +73,6 @@ def test_known_settings_come_first_and_the_confirmation_last() -> None:
     )
     confirmed = {label for label, step in storage.asked if step.phase == "confirm"}
     assert {"buffered", outcome.chosen.label} <= confirmed
-
-
-def test_a_round_goes_there_and_back() -> None:
-    """The second round of a rung has the reversed order of the first."""
-    storage = SimulatedStorage(seed=5)
-    storage.tuner(space_of_writers()).run()
-    rounds: dict[int, list[str]] = {}
-    for label, step in storage.asked:
-        if step.phase == "race":
-            rounds.setdefault(step.round, []).append(label)
-    first, second, *_ = rounds.values()
-    assert second == first[::-1]
 
 
 def test_failures_are_kept_with_their_cause() -> None:
@@ -142,13 +101,6 @@ def test_a_winner_whose_bytes_are_wrong_is_not_named() -> None:
     assert outcome.verdict.refuted
     assert wrong in outcome.failures().values()
     assert any("did not bear that out" in reason for reason in outcome.reasons())
-
-
-def test_everything_fails() -> None:
-    """There is no winner, and the error has every cause."""
-    storage = SimulatedStorage(seed=2, error=lambda one, _: f"OSError: {one.writer} is broken")
-    with pytest.raises(IobenchError, match=r"no setting is left.*buffered is broken"):
-        storage.tuner(space_of_writers()).run()
 
 
 @pytest.mark.parametrize("name", [*worlds(), "hills"])

@@ -12,7 +12,6 @@ import pytest
 import yaml
 
 from iobench import workloads
-from iobench.errors import UnknownNameError
 from iobench.units import GIB, parse_size
 from iobench.workloads.catalogue import model_names
 
@@ -127,11 +126,3 @@ def test_the_workloads_that_ship() -> None:
     loaded = [workloads.load(name) for name in workloads.names()]
     assert [workload.name for workload in loaded] == workloads.names()
     assert all(workload.description for workload in loaded)
-
-
-def test_an_unknown_name_suggests_the_nearest() -> None:
-    """A typing error gets the nearest name as an answer."""
-    with pytest.raises(UnknownNameError, match=r"did you mean 'llama7b'\?$"):
-        workloads.load("lama7b")
-    with pytest.raises(UnknownNameError, match="unknown model"):
-        workloads.load_model("lama-7b")

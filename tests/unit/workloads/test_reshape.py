@@ -9,7 +9,6 @@ import pytest
 
 from iobench import workloads
 from iobench.bench.data.replay import Replay
-from iobench.errors import OptionError, UnknownNameError
 from iobench.units import MIB
 from iobench.workloads import FileSpec
 from iobench.workloads.reshape import Granularity, Shape
@@ -80,21 +79,3 @@ def test_a_granularity_as_text(files: tuple[FileSpec, ...]) -> None:
     for text in ("blob", "shard=5GB", "shard=16MiB", "layer", "tensor"):
         assert Granularity.parse(str(Granularity.parse(text))) == Granularity.parse(text)
     assert tuple(Shape().apply(files)) == files
-
-
-@pytest.mark.parametrize(
-    ("serializer", "granularity", "error", "message"),
-    [
-        ("pickle", None, UnknownNameError, "unknown serializer"),
-        (None, "blobs", UnknownNameError, "did you mean 'blob'"),
-        (None, "layer=3", OptionError, "only shard takes a size"),
-        (None, "shard=0", OptionError, "must have at least 1 byte"),
-        (None, "shard=much", OptionError, "not a size"),
-    ],
-)
-def test_what_cannot_be_meant(
-    serializer: str | None, granularity: str | None, error: type[Exception], message: str
-) -> None:
-    """Unknown words and sizes are refused."""
-    with pytest.raises(error, match=message):
-        Shape.parse(serializer, granularity)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import signal
 import sys
@@ -153,20 +152,6 @@ def test_supersede() -> None:
     work.channel.close()
 
 
-def test_the_newest_only() -> None:
-    """A worker takes the lease that `pick` chooses; those that it leaves out end."""
-    work = _Gated(limit=4, pick=_newest)
-    leases = work.submitted(range(4))
-    work.go_on.release(2)
-    work.channel.drain()
-    assert work.handled == [0, 3]
-    assert [lease.state for lease in leases] == [
-        *(LeaseState.DONE, LeaseState.FAILED, LeaseState.FAILED, LeaseState.DONE)
-    ]
-    assert work.released == Counter(range(4))
-    work.channel.close()
-
-
 def test_room_comes_after_the_choice_of_the_next() -> None:
     """A caller that waits for room cannot drop what was queued before."""
     work = _Gated(limit=2, pick=_newest)
@@ -202,20 +187,6 @@ def test_a_worker_begins_with_the_lease_that_it_was_started_for(
     come.set()
     channel.close()
     assert handled == expected
-
-
-def test_it_goes_on_after_a_failure() -> None:
-    """Once `failure` is None again, leases are accepted and worked on."""
-    work = _Work(lambda number: 1 // number)
-    work.channel.submit(Lease(0))
-    with pytest.raises(ZeroDivisionError):
-        work.channel.drain()
-    work.channel.drain(despite_failure=True)
-    work.channel.failure = None
-    work.channel.submit(Lease(1))
-    work.channel.drain()
-    assert work.handled == [1]
-    work.channel.close()
 
 
 def test_a_drained_channel_that_does_not_linger_has_no_thread() -> None:
@@ -498,51 +469,6 @@ def test_a_forked_child_waits_for_nothing() -> None:
     work.channel.drain()
     work.channel.close()
     assert work.handled == [1]
-
-
-class _Owner:
-    """Closes its channel when it is collected, like a stream."""
-
-    def __init__(self) -> None:
-        self.cycle, self.closed_in, self.over = self, [], threading.Event()
-        self.work: _Work | None = None
-
-    def __del__(self) -> None:
-        assert self.work is not None
-        self.work.channel.close(drop=True)
-        self.closed_in.append(threading.current_thread())
-        self.work.channel.afterwards(self.over.set)
-
-
-def test_collected_in_its_own_worker() -> None:
-    """The worker does not wait for itself; the last worker makes the `afterwards` calls."""
-
-    def use() -> None:
-        collect, in_time = threading.Event(), []
-        owner = _Owner()
-        over, closed_in = owner.over, owner.closed_in
-
-        def handle(_: object) -> None:
-            assert collect.wait(SOON_S)
-            gc.collect()
-            in_time.append(not over.is_set())  # this thread still uses the memory
-
-        owner.work = work = _Work(handle, workers=1)
-        leases = [Lease(1), Lease(2)]
-        for lease in leases:
-            work.channel.submit(lease)
-        del owner
-        collect.set()
-        assert over.wait(SOON_S)
-        assert [thread.name for thread in closed_in] == ["test"]
-        assert in_time == [True]
-        assert [lease.state for lease in leases] == [LeaseState.DONE, LeaseState.FAILED]
-
-    gc.disable()
-    try:
-        within(SOON_S, use)
-    finally:
-        gc.enable()
 
 
 def test_a_signal_handler_uses_the_channel_that_was_interrupted(

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from iobench import writers
-from iobench.errors import OptionError, UnknownNameError
+from iobench.errors import OptionError
 from iobench.units import KIB, MIB
 from iobench.writers import options, registry
 from iobench.writers.options import WriterOptions, option
@@ -83,13 +83,6 @@ def test_other_values_are_refused(name: str, value: object, allowed: str) -> Non
     with pytest.raises(OptionError) as caught:
         _Options(**{name: value})
     assert f"option {name}={value}: must be {allowed}" in str(caught.value)
-
-
-def test_unknown_options_are_refused() -> None:
-    """The message suggests the nearest option and lists all."""
-    with pytest.raises(UnknownNameError, match="did you mean 'threads'") as caught:
-        _Options.from_mapping({"thread": 3})
-    assert "block_size, deadline, fallocate, method, threads" in str(caught.value)
 
 
 @given(
