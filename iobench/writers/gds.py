@@ -287,12 +287,11 @@ class GdsWriter(ODirectWriter):
         return super().available(target)
 
     def _probe_memory(self, size_bytes: int) -> AnyMemory:
-        return _gpu_memory(size_bytes)
+        import torch
 
-    def _restriction(self, meter: Meter) -> str:
-        return "; ".join(
-            f"{one.used} in place of {one.wanted}: {one.reason}" for one in meter.fallbacks
-        )
+        from iobench.writers.device.cuda import cuda_device
+
+        return cuda_device(torch.device("cuda")).allocate(size_bytes)
 
     def _send(self, file: NewFile, image: FileImage, meter: Meter) -> None:
         everything = [(0, image.size_bytes)]
@@ -349,15 +348,6 @@ class GdsWriter(ODirectWriter):
     def _stream(self, file: NewFile, meter: Meter, size: int | None) -> BlockStream:
         meter.fell_back("gds", "direct", "a stream's bytes come from host memory")
         return super()._stream(file, meter, size)
-
-
-def _gpu_memory(size_bytes: int) -> DeviceBytes:
-    """Return new memory of the current GPU."""
-    import torch
-
-    from iobench.writers.device.cuda import cuda_device
-
-    return cuda_device(torch.device("cuda")).allocate(size_bytes)
 
 
 class _CuFileEngine:

@@ -10,7 +10,7 @@ from iobench.units import GIB, KIB, MIB
 from iobench.writers.direct.file import IoPath
 from iobench.writers.file_writer import FileSetting, FileWriter
 from iobench.writers.local.new_file import NewFile
-from iobench.writers.options import HybridValues, WriterOptions, option
+from iobench.writers.options import HybridValues, WriterOptions, block_size_option, option
 
 _PATHS = {
     "all": tuple(IoPath),
@@ -25,12 +25,8 @@ _PIECE = 2 * MIB  # one operation on a ring; measured in docs/decisions/0010
 class HybridOptions(WriterOptions):
     """Options of `hybrid`."""
 
-    block_size: int = option(
+    block_size: int = block_size_option(
         8 * MIB,
-        unit="bytes",
-        low=linux.PAGE,
-        high=GIB,
-        multiple_of=linux.PAGE,
         search=(MIB, 4 * MIB, 8 * MIB, 16 * MIB, 32 * MIB),
         help="bytes of one large operation",
     )

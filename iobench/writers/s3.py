@@ -12,11 +12,11 @@ from typing import Unpack
 import numpy as np
 
 from iobench.errors import DataMismatchError, IobenchError, TransferError, UnavailableError
-from iobench.writers.base import Availability, Writer
+from iobench.writers.base import Availability, Writer, check_ranges
 from iobench.writers.blocks.channel import Channel, Lease
 from iobench.writers.blocks.workers import Blocks, run_workers
 from iobench.writers.device.staging import staged
-from iobench.writers.image import Bytes, FileImage
+from iobench.writers.image import Bytes, FileImage, Ranges
 from iobench.writers.options import S3Values
 from iobench.writers.s3_store.client import INSTALL, S3Client, S3Options, boto3_missing
 from iobench.writers.s3_store.download import S3Download, S3Source
@@ -83,22 +83,26 @@ class S3Writer(Writer):
     def read(
         self, image: FileImage, target: str | Path, *, start: int = 0, stop: int | None = None
     ) -> Transfer:
+        stop = image.size_bytes if stop is None else stop
+        return self.read_ranges(image, target, [(start, stop)])
+
+    def read_ranges(self, image: FileImage, target: str | Path, ranges: Ranges) -> Transfer:
         meter = Meter()
-        start, stop = self._range_to_fill(image, start, stop)
+        check_ranges(image, ranges)
+        size = sum(stop - start for start, stop in ranges)
         place = S3Target.parse(target).below(image.path)
-        whole = stop - start == image.size_bytes
-        verify = whole and self.options.checksum != "none"
+        verify = size == image.size_bytes and self.options.checksum != "none"
         download = S3Download(self.client, place, meter, verify=verify)
         if download.size_bytes != image.size_bytes:
             raise DataMismatchError(
                 f"{place}: has {download.size_bytes} bytes, its image has {image.size_bytes}"
             )
-        if stop > start:
+        if size:
             with staged(image, meter) as within:
-                self._receive(download, within, start, stop, meter)
-        if verify and stop > start:
+                self._receive(download, within, ranges, size, meter)
+        if verify and size:
             download.verify(meter)
-        return meter.transfer(self.name, "read", stop - start, durable=True)
+        return meter.transfer(self.name, "read", size, durable=True)
 
     def open(self, target: str | Path, size: int | None = None) -> BlockStream:
         meter = Meter()
@@ -152,14 +156,14 @@ class S3Writer(Writer):
                 with image.outgoing(start, stop, own) as views:
                     upload.send(start // part_size + 1, views, own)
 
-        parts = _Parts(0, image.size_bytes, part_size, upload.stop)
+        parts = _Parts([(0, image.size_bytes)], part_size, upload.stop)
         run_workers(self.options.threads, parts, work, meter)
 
     def _receive(
-        self, download: S3Download, image: FileImage, start: int, stop: int, meter: Meter
+        self, download: S3Download, image: FileImage, ranges: Ranges, size: int, meter: Meter
     ) -> None:
         options = self.options
-        size = part_size_for(stop - start, fixed_bytes=options.part_size, threads=options.threads)
+        part = part_size_for(size, fixed_bytes=options.part_size, threads=options.threads)
 
         def work(blocks: Blocks, own: Meter) -> None:
             for begin, end in blocks:
@@ -167,7 +171,7 @@ class S3Writer(Writer):
                     download.fill(views, begin, end, own)
                 image.filled(begin, end)
 
-        run_workers(options.threads, _Parts(start, stop, size, download.stop), work, meter)
+        run_workers(options.threads, _Parts(ranges, part, download.stop), work, meter)
 
 
 class _Parts(Blocks):
@@ -177,8 +181,8 @@ class _Parts(Blocks):
     therefore follow the first failure.
     """
 
-    def __init__(self, start: int, stop: int, size: int, given_up: threading.Event) -> None:
-        super().__init__([(start, stop)], size)
+    def __init__(self, ranges: Ranges, size: int, given_up: threading.Event) -> None:
+        super().__init__(ranges, size)
         self._given_up = given_up
 
     def cancel(self) -> None:

@@ -53,6 +53,20 @@ def test_restores_go_on(server, writer, fault) -> None:
     assert _restore(server, writer).retries == 2
 
 
+def test_ranges_of_one_object(server, writer) -> None:
+    """One HEAD for all ranges; they are parts of one transfer, in which a broken one goes on."""
+    server.objects["run/model"] = _DATA.tobytes()
+    server.fail("get", _half)
+    ranges = [(1, 5), (7, 6 * MIB), (len(_DATA) - 1, len(_DATA))]
+    room = bytearray(len(_DATA))
+    moved = writer.read_ranges(FileImage.of("model", [room]), _TARGET, ranges)
+    assert (server.seen.count("head"), moved.retries, moved.files) == (1, 1, 1)
+    wanted = bytearray(len(_DATA))
+    for start, stop in ranges:
+        wanted[start:stop] = _DATA[start:stop].tobytes()
+    assert room == wanted
+
+
 def test_a_body_that_stays_short(server, writer, expect_no_secret) -> None:
     """The restore fails if the server always sends half."""
     server.fail("get", _half, times=99)

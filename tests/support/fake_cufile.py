@@ -66,7 +66,7 @@ class FakeCuFile:
 
         monkeypatch.setattr(gds, "cufile_missing", lambda: None)
         monkeypatch.setattr(gds, "open_cufile", opened)
-        monkeypatch.setattr(gds, "_gpu_memory", allocate)
+        monkeypatch.setattr(gds.GdsWriter, "_probe_memory", lambda _, size: allocate(size))
         if not gpu._NVIDIA_FS.exists():
             monkeypatch.setenv("CUFILE_USE_PCIP2PDMA", "1")
 

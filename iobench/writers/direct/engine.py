@@ -134,16 +134,16 @@ class DirectEngine(ABC):
     def _start(self, operation: DirectOperation, *, writes: bool) -> None:
         """Move one piece, now or later. Its `on_complete` is called also when this raises."""
 
-    @abstractmethod
     def __len__(self) -> int:
         """Return the number of operations in flight."""
+        return 0
 
-    @abstractmethod
     def wait_one(self) -> None:
         """Wait until one operation has ended. Raises its failure.
 
         Also after a failure one fewer is in flight. After a failure of the ring itself, none is.
         """
+        raise AssertionError("nothing is in flight")
 
     def drain(self) -> None:
         """Wait until nothing is in flight, then raise the first failure."""
@@ -156,8 +156,7 @@ class DirectEngine(ABC):
         if failure:
             raise failure
 
-    @abstractmethod
-    def close(self, failure: BaseException | None = None) -> None:
+    def close(self, failure: BaseException | None = None) -> None:  # noqa: B027 -- a ring closes
         """Wait for all operations in flight and close; `failure` is the reason, if there is one."""
 
     def __enter__(self) -> Self:
@@ -183,15 +182,6 @@ class BlockingEngine(DirectEngine):
         finally:
             operation.on_complete(ok)
         self.meter.count(self._path, wanted, calls)
-
-    def __len__(self) -> int:
-        return 0
-
-    def wait_one(self) -> None:
-        raise AssertionError("nothing is ever in flight")
-
-    def close(self, failure: BaseException | None = None) -> None:
-        pass
 
 
 class RingEngine(DirectEngine):

@@ -150,7 +150,7 @@ def test_available_tries_cufile_on_the_target(
     played.refuse["cuFileHandleRegister"] = 5008
     answer = GdsWriter().available(tmp_path)
     assert answer.ok
-    assert "direct in place of gds" in answer.reason
+    assert "direct is used in its place" in answer.reason
     assert "IO_NOT_SUPPORTED (5008)" in answer.reason
     del played.refuse["cuFileHandleRegister"]
     played.answer["cuFileWrite"] = [-5010]
