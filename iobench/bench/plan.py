@@ -205,21 +205,16 @@ class Plan:
         return tuple(value for value, target in self.by_location.items() if not target.no_ceiling)
 
     def check(self) -> None:
-        """Raise UsageError or UnavailableError for a plan that cannot work. Writes nothing."""
+        """Raise UsageError or TargetError for a plan that cannot work. Writes nothing."""
         if self.rules is not None and len(self.variants) > 1:
             raise UsageError(
                 f"--rules {self.rules.name} measures one writer in one target, not "
                 f"{', '.join(one.label for one in self.variants)}; choose one"
             )
         self._check_cuts()
-        for target in self.targets:
-            target.check()
         self._check_memory()
         for value, target in self.by_location.items():
-            here = dict.fromkeys(one.contender for one in self.variants if one.target == value)
-            for contender in here:
-                contender.require(target.location)
-            if any(contender.stores for contender in here):
+            if any(one.contender.stores for one in self.variants if one.target == value):
                 self._check_space(target)
 
     def _check_cuts(self) -> None:

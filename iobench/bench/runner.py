@@ -75,7 +75,6 @@ class Runner:
         the error of the last one.
         """
         plan = self.plan
-        plan.check()
         steps = len(plan.variants_with_twins) * (1 + len(plan.axes.subsets))
         steps += 2 * len(fio.JOBS) * len(plan.ceiling_targets)
         self.progress.begin(None if plan.repeat.is_sustained else 1 + steps * plan.repeat.times)

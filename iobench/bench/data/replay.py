@@ -156,35 +156,31 @@ class Replay:
         self._digests.expect(digests)
 
     def save(
-        self, writer: Writer, directory: str | Path, file_format: FileFormat | None = None
+        self,
+        writer: Writer,
+        directory: str | Path,
+        file_format: FileFormat | None = None,
+        ranges: Iterable[Range] | None = None,
     ) -> Transfer:
         """Write every file below `directory` by `write_many`, without a sync of the directory.
 
-        With `file_format`, all files are written in that format, under their own names. The phase
-        `serialize` is the time that the formats take.
+        With `file_format`, all files are written in that format, under their own names. With
+        `ranges`, only these parts are written, each as a file of the same path; `Range.item` is the
+        number of a file. The phase `serialize` is the time that the formats take. Raises UsageError
+        for a file that cannot be cut: torch itself writes it as a stream.
         """
         spent = Meter()
         streamed: list[int] = []
         with self._pool.trimmed():
-            images = self._images(file_format, streamed, spent)
+            images = (
+                self._images(file_format, streamed, spent)
+                if ranges is None
+                else self._slices(ranges, spent)
+            )
             parts = [writer.write_many(images, directory, sync_directory=False)]
             parts += [self._stream(number, writer, directory) for number in streamed]
         whole = Transfer.total(parts)
         return replace(whole, phases_s={**spent.seconds, **whole.phases_s})
-
-    def save_slices(
-        self, writer: Writer, directory: str | Path, ranges: Iterable[Range]
-    ) -> Transfer:
-        """Write these parts of files below `directory`, each as a file of the same path.
-
-        `Range.item` is the number of a file. Raises UsageError for a file that cannot be cut: torch
-        itself writes it as a stream.
-        """
-        spent = Meter()
-        with self._pool.trimmed():
-            images = self._slices(ranges, spent)
-            transfer = writer.write_many(images, directory, sync_directory=False)
-        return replace(transfer, phases_s={**spent.seconds, **transfer.phases_s})
 
     def _slices(self, ranges: Iterable[Range], spent: Meter) -> Iterator[FileImage]:
         for number, start, stop in ranges:

@@ -258,7 +258,7 @@ class Job:
             ranges = self._slicing(ref.shape, ref.sliced).ranges[self._number or 0]
             if not ranges:
                 return self._done(one, replay, _nothing(one.name, "write"))
-            transfer = replay.save_slices(one.writer, self._own(ref.directory), ranges)
+            transfer = replay.save(one.writer, self._own(ref.directory), ranges=ranges)
             return replace(self._done(one, replay, transfer), slices=ranges)
         if ref.sliced is not None and self._number:  # a peer saves in the first process
             return self._done(one, replay, _nothing(one.name, "write"))
