@@ -22,6 +22,7 @@ from iobench.bench import fio
 from iobench.bench.targets.cold import make_cold
 from iobench.formats import safetensors
 from iobench.units import GIB, MIB, parse_size
+from iobench.writers.local.directory_lock import LOCK
 from iobench.writers.registry import make
 from iobench.writers.transfer import Transfer
 
@@ -61,7 +62,7 @@ def main() -> int:
             _, elapsed_s = _timed(save)
             kept.sample(f"save {name}", turn, elapsed_s, bytes=asked.size)
             if restore is not None:
-                cold = make_cold(path for path in directory.iterdir() if path.name != "lock")
+                cold = make_cold(path for path in directory.iterdir() if path.name != LOCK)
                 if cold.resident_fraction > 0.01:
                     sys.exit(f"{name}: {cold.resident_fraction:.1%} of the file is not cold")
                 found, elapsed_s = _timed(restore)

@@ -8,25 +8,21 @@ import glob
 import os
 import secrets
 import shutil
-import time
 from collections.abc import Collection
 from pathlib import Path
 
 from iobench import linux
 from iobench.checkpoint.store import STAGING_SUFFIX, exchange, reraise
-from iobench.errors import TargetError, TransferError, UsageError, transfer_errors
-from iobench.writers.local.directory_lock import LOCK, DirectoryLock
+from iobench.errors import UsageError, transfer_errors
 from iobench.writers.local.new_file import (
     copy_owner,
     existing_file,
     make_directories,
     sync_directory,
 )
-from iobench.writers.removal import remove_tree
+from iobench.writers.own_directory import OwnDirectory, remove_killed
 
 _TRIES = 100
-_PATIENCE_S = 60.0
-_NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
 _CHANGED = {errno.ENOENT, errno.EEXIST, errno.ENOTEMPTY}
 """Another process has published or removed `final` since this one has looked."""
 
@@ -64,7 +60,7 @@ class StagedDirectory:
             f"{self._hidden.name}.{token or secrets.token_hex(4)}{STAGING_SUFFIX}"
         )
         self.path = self.root / self.final.name
-        self._lock: DirectoryLock | None = None
+        self._own: OwnDirectory | None = None
 
     def begin(self) -> None:
         """Create an empty `root`, and remove those of killed processes. Raises TransferError.
@@ -74,36 +70,12 @@ class StagedDirectory:
         """
         with transfer_errors("staging", self.root):
             make_directories(self.root.parent)
-            remove_killed(self._hidden.parent, f"{glob.escape(self._hidden.name)}.*")
-            self._make_root()
+            name = glob.escape(self._hidden.name)
+            remove_killed(self._hidden.parent, f"{name}.*{STAGING_SUFFIX}")
+            self._own = OwnDirectory(self.root)
             if self.final.is_dir():
                 self.path.mkdir(parents=True)
                 _take_after(self.final, self.path)
-
-    def _make_root(self) -> None:
-        """Create `root` with a locked file in it; without one where the file system has no locks.
-
-        Until it is locked, `remove_killed` of another process may take it for one that was left.
-        """
-        until_s = time.monotonic() + _PATIENCE_S
-        while self._lock is None:
-            self.root.mkdir()
-            try:
-                lock = DirectoryLock(self.root, "save")
-                try:
-                    lock.check()
-                except BaseException:
-                    lock.release()
-                    raise
-            except (TargetError, TransferError) as error:
-                if error.errno in _NO_LOCKS:
-                    return
-                while os.path.lexists(self.root):  # it is being removed
-                    if time.monotonic() > until_s:
-                        raise
-                    time.sleep(0.001)
-            else:
-                self._lock = lock
 
     def publish(self, *, keep_others: bool = False) -> None:
         """Sync every file and directory of `path`, then replace `final` by it atomically.
@@ -137,13 +109,9 @@ class StagedDirectory:
         self.discard()
 
     def discard(self) -> None:
-        """Remove `root` and its content, if it exists."""
-        try:
-            _remove(self.root)
-        finally:
-            if self._lock is not None:
-                self._lock.release()
-                self._lock = None
+        """Remove `root` and its content, if this process has begun it and it exists."""
+        if self._own is not None:
+            self._own.remove()
 
     def _give_name(self) -> bool:
         """Rename `path` to `final`. Return whether it was exchanged with an older directory.
@@ -175,46 +143,6 @@ def shared_token() -> str:
 
     token: str = broadcast_object_list([secrets.token_hex(4)])[0]
     return token
-
-
-def remove_killed(parent: Path, pattern: str) -> None:
-    """Remove the staging directories in `parent` whose process has ended: their lock is free.
-
-    `pattern` is that of their names without the suffix. A directory without the file of the lock is
-    of another kind and stays, unless it is empty: see `_make_root`.
-    """
-    for left in parent.glob(f"{pattern}{STAGING_SUFFIX}"):
-        if left.is_symlink():
-            continue
-        if not (left / LOCK).is_file():
-            with contextlib.suppress(OSError):
-                left.rmdir()
-            continue
-        try:
-            lock = DirectoryLock(left, "save")
-        except (TargetError, TransferError):  # in use, or already removed
-            continue
-        try:
-            _remove(left)
-        finally:
-            lock.release()
-
-
-def _remove(root: Path) -> None:
-    """Remove `root`, if it exists; the file of its lock last, as `remove_killed` looks for it.
-
-    Once the file of its lock is gone, another process may make it anew in `remove_killed`, and
-    remove `root` at the same time.
-    """
-    for left in reversed(range(_TRIES)):
-        try:
-            if os.path.lexists(root):
-                remove_tree(root, last=LOCK)
-        except OSError as error:
-            if not left or error.errno not in _CHANGED:
-                raise
-        else:
-            return
 
 
 def _holds_working_directory(directory: Path) -> bool:

@@ -14,13 +14,15 @@ import functools
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from iobench.checkpoint.store import STAGING_SUFFIX
 from iobench.errors import UsageError
-from iobench.exports.staged_directory import StagedDirectory, remove_killed, shared_token
+from iobench.exports.staged_directory import StagedDirectory, shared_token
 from iobench.integrations.default_writer import chosen_writer
 from iobench.integrations.needs import needs
 from iobench.integrations.routed import routed, staged_save
 from iobench.writers.base import Writer
 from iobench.writers.config import WriterLike
+from iobench.writers.own_directory import remove_killed
 
 with needs("transformers", "transformers>=5"):
     import transformers
@@ -60,7 +62,7 @@ class WriterMixin(_Trainer):  # type: ignore[misc, valid-type]  # untyped packag
         staged = StagedDirectory(final, hidden=Path(run, f"_{final.name}"), token=shared_token())
         publishes = bool(self.args.should_save)
         if publishes:
-            remove_killed(Path(run), f"_{PREFIX_CHECKPOINT_DIR}-*")  # of any step
+            remove_killed(Path(run), f"_{PREFIX_CHECKPOINT_DIR}-*{STAGING_SUFFIX}")  # of any step
         _find_best(self, run, final)
         self._staged = staged
         try:

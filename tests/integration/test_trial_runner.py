@@ -18,6 +18,7 @@ from iobench.tune.space import Candidate
 from iobench.tune.trial_runner import TrialRunner
 from iobench.units import MIB
 from iobench.writers.buffered import BufferedWriter
+from iobench.writers.local.directory_lock import LOCK
 
 SIZE = 6 * MIB
 
@@ -82,7 +83,7 @@ def test_a_trial_leaves_no_checkpoint(rig, monkeypatch, broken) -> None:
     measured = rig(Candidate.of("buffered", {}, "drawn"), step)
     assert (measured.error is not None) is broken
     assert rig.opened.scratch.directory is not None
-    assert os.listdir(rig.opened.scratch.directory) == ["lock"]
+    assert os.listdir(rig.opened.scratch.directory) == [LOCK]
 
 
 def test_writers_used_last_keep_their_memory(rig, monkeypatch) -> None:

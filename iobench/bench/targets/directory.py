@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 import secrets
-import shutil
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,6 +20,7 @@ from iobench.environment.mounts import mount_id_of, mounts_in
 from iobench.environment.storage import check_directory
 from iobench.errors import TargetError, transfer_errors
 from iobench.units import MIB
+from iobench.writers.own_directory import OwnDirectory, remove_killed
 from iobench.writers.removal import remove_tree
 from iobench.writers.s3_store.target import is_s3
 
@@ -78,9 +76,7 @@ class DirectoryScratch:
 
     def remove(self, name: str) -> None:
         path = self.directory / name
-        with _opened(path) as fd:
-            if fd is not None:
-                _detach_mounts(fd)  # what a writer mounted there
+        _detach_mounts(path)
         if path.exists():
             remove_tree(path)
 
@@ -116,167 +112,77 @@ class LocalTargets:
 
 
 PREFIX = ".iobench-run-"
-_LOCK = "lock"
-_FUSE_RELEASES_WITHIN_S = 10.0
 
 
 @contextmanager
 def scratch_directory(target: Path) -> Iterator[Path]:
     """Make a new directory in `target` that exists until the block ends.
 
-    It is removed at the end, on an error and on Ctrl-C, which cannot interrupt the removal.
-    Directories that killed runs of this user left are removed first. A run holds a lock in its
-    directory, and the kernel releases that lock when the run ends. Raises TargetError when `target`
-    is not a writable directory.
+    It is removed at the end, on an error and on Ctrl-C, which cannot interrupt the removal. What
+    killed runs of this user left is removed first; see `OwnDirectory`. Raises TargetError when
+    `target` is not a writable directory.
     """
     check_directory(target)
-    directory = target / f"{PREFIX}{secrets.token_hex(6)}"
-    held = contextlib.ExitStack()
+    name = f"{PREFIX}{os.geteuid()}-"
+    own: OwnDirectory | None = None
     try:
         try:
             with deferred_interrupts():
-                lock = _make(directory)
-                held.callback(os.close, lock)
-            # The owner as the file system reports it: NFS may map root to another user.
-            _remove_stale(target, os.fstat(lock).st_uid)
-            yield directory
+                own = _made(target / f"{name}{secrets.token_hex(6)}")
+            try:
+                remove_killed(target, f"{name}*", _detach_mounts)
+            except OSError as error:
+                raise TargetError(
+                    f"{error.filename}: left by a killed run, cannot be removed ({error.strerror})"
+                ) from error
+            yield own.root
         finally:
-            _remove(directory, held)
+            _remove(own)
     finally:
-        _remove(directory, held)  # again, for an interrupt just before the first call
-        held.close()
+        _remove(own)  # again, for an interrupt just before the first call
 
 
-def _make(directory: Path) -> int:
-    """Make `directory` with a lock, and return the descriptor that holds the lock.
-
-    The directory gets its name last. So another run never sees that name without a held lock while
-    its run lives.
-    """
-    unnamed = directory.with_name(directory.name.replace(PREFIX, ".iobench-new-"))
+def _made(root: Path) -> OwnDirectory:
     try:
-        unnamed.mkdir()
-        lock = os.open(unnamed / _LOCK, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            unnamed.rename(directory)
-        except OSError:
-            os.close(lock)
-            raise
+        return OwnDirectory(root)
     except OSError as error:
-        shutil.rmtree(unnamed, ignore_errors=True)
         raise TargetError(
-            f"--target {directory.parent}: cannot be written ({error.strerror})"
+            f"--target {root.parent}: cannot be written ({error.strerror or error})"
         ) from error
-    return lock
 
 
-def _remove(directory: Path, held: contextlib.ExitStack) -> None:
-    """Remove `directory` if it exists, its lock last. `held` closes the lock.
-
-    If the removal is cut off, the lock is still there, and the next run removes the rest.
-    """
+def _remove(own: OwnDirectory | None) -> None:
+    if own is None:
+        return
     with (
-        transfer_errors("the next run removes what is left; removing", directory),
+        transfer_errors("the next run removes what is left; removing", own.root),
         deferred_interrupts(),
-        _opened(directory) as fd,
     ):
-        if fd is not None:
-            _empty(fd)
-            held.close()
-            _remove_empty(directory)
+        _detach_mounts(own.root)
+        own.remove()
 
 
-@contextmanager
-def _opened(directory: Path) -> Iterator[int | None]:
-    """Yield a descriptor of `directory`; None if it is missing, a link, or not a directory.
+def _detach_mounts(directory: Path) -> None:
+    """Unmount what a writer mounted in our `directory`, if it exists.
 
-    Other users may write to a target. A link under a run's name must not redirect a removal. So
-    O_NOFOLLOW refuses a link, and everything below is reached from the descriptor.
+    A removal would empty the mounted directory, and then fail at the mount point. Other users may
+    write to a target: a link under a run's name must not lead elsewhere. A path may lead elsewhere
+    by now, so the id decides whether it is that mount.
     """
     try:
         fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as error:
         if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
             raise
-        yield None
         return
     try:
-        yield fd
+        below = os.readlink(f"/proc/self/fd/{fd}")
     finally:
         os.close(fd)
-
-
-def _empty(fd: int) -> None:
-    """Remove the content of the open directory `fd`, the lock last."""
-    _detach_mounts(fd)
-    with os.scandir(fd) as found:
-        entries = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in found]
-    for name, is_directory in sorted(entries, key=lambda entry: entry[0] == _LOCK):
-        if is_directory:
-            shutil.rmtree(name, dir_fd=fd)  # follows no links
-        else:
-            os.unlink(name, dir_fd=fd)
-
-
-def _detach_mounts(fd: int) -> None:
-    """Unmount what a writer mounted in our directory `fd`.
-
-    A removal would empty the mounted directory, and then fail at the mount point. A path may lead
-    elsewhere by now, so the id decides whether it is that mount.
-    """
-    for mount in mounts_in(os.readlink(f"/proc/self/fd/{fd}")):
+    for mount in mounts_in(below):
         point = os.open(mount.mount_point, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             if mount_id_of(point) == mount.mount_id:
                 linux.detach_mount(point)
         finally:
             os.close(point)
-
-
-def _remove_empty(directory: Path) -> None:
-    """Remove `directory`, after every name was unlinked and every file was closed.
-
-    libfuse renames a file that is unlinked while it is open to `.fuse_hidden...`. A RELEASE request
-    after the close removes that name, and the kernel does not wait for its answer.
-    """
-    until = time.monotonic() + _FUSE_RELEASES_WITHIN_S
-    with contextlib.suppress(FileNotFoundError):  # another run saw it without a lock and removed it
-        while (names := os.listdir(directory)) and time.monotonic() < until:
-            if not all(name.startswith(".fuse_hidden") for name in names):
-                break
-            time.sleep(0.01)
-        directory.rmdir()
-
-
-def _remove_stale(target: Path, uid: int) -> None:
-    """Remove the directories that killed runs of the user `uid` left, and no others."""
-    for directory in target.glob(f"{PREFIX}*"):
-        try:
-            with _opened(directory) as fd:
-                if fd is not None and os.fstat(fd).st_uid == uid:
-                    _remove_unlocked(directory, fd)
-        except BlockingIOError:
-            continue  # its run is alive
-        except FileNotFoundError:
-            continue  # another run removed it
-        except OSError as error:
-            raise TargetError(
-                f"{directory}: left by a killed run, cannot be removed ({error.strerror})"
-            ) from error
-
-
-def _remove_unlocked(directory: Path, fd: int) -> None:
-    """Remove `directory` unless its run is alive; raise BlockingIOError if its lock is held."""
-    try:
-        lock = os.open(_LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=fd)
-    except OSError:  # almost removed, by a run that is ending or was killed then
-        with contextlib.suppress(OSError):
-            directory.rmdir()
-        return
-    with contextlib.ExitStack() as held:
-        held.callback(os.close, lock)
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        _empty(fd)
-        held.close()
-        _remove_empty(directory)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import fcntl
 import os
 import shutil
 import signal
@@ -16,6 +16,10 @@ import pytest
 from iobench.bench.targets import directory as scratch
 from iobench.bench.targets.directory import PREFIX, scratch_directory
 from iobench.errors import TargetError
+from iobench.writers.local.directory_lock import LOCK, DirectoryLock
+from iobench.writers.own_directory import OwnDirectory
+
+_OURS = f"{PREFIX}{os.geteuid()}-"
 
 
 def fill(directory: Path) -> None:
@@ -34,11 +38,11 @@ def fail_inside(target: Path, error: BaseException) -> None:
 
 def left_by_a_killed_run(target: Path, *, lock: bool = True) -> Path:
     """A directory whose lock no process holds."""
-    directory = target / f"{PREFIX}dead"
+    directory = target / f"{_OURS}dead"
     directory.mkdir()
     if lock:
         fill(directory)
-        (directory / "lock").touch()
+        (directory / LOCK).touch()
     return directory
 
 
@@ -52,7 +56,7 @@ def test_a_second_interrupt_does_not_stop_the_removal(
         signal.raise_signal(signal.SIGINT)
         rmtree(path, **options)
 
-    monkeypatch.setattr(scratch.shutil, "rmtree", interrupted)
+    monkeypatch.setattr(shutil, "rmtree", interrupted)
     with pytest.raises(KeyboardInterrupt):
         fail_inside(tmp_path, KeyboardInterrupt())
     assert list(tmp_path.iterdir()) == []
@@ -64,11 +68,11 @@ def test_an_interrupt_just_before_the_removal(
     """Ctrl-C between the end of the block and the removal does not prevent the removal."""
     remove, calls = scratch._remove, []
 
-    def late(directory: Path, held: contextlib.ExitStack) -> None:
-        calls.append(directory)
+    def late(own: OwnDirectory) -> None:
+        calls.append(own)
         if len(calls) == 1:
             raise KeyboardInterrupt
-        remove(directory, held)
+        remove(own)
 
     monkeypatch.setattr(scratch, "_remove", late)
     with pytest.raises(KeyboardInterrupt), scratch_directory(tmp_path) as directory:
@@ -90,17 +94,17 @@ def test_what_others_put_at_the_name_of_a_run_is_not_followed(tmp_path: Path) ->
     target.mkdir()
     victim.mkdir()
     fill(victim)
-    (victim / "lock").touch()
+    (victim / LOCK).touch()
     before = sorted(victim.rglob("*"))
-    (target / f"{PREFIX}link").symlink_to(victim)
+    (target / f"{_OURS}link").symlink_to(victim)
     inside = left_by_a_killed_run(target)
     (inside / "link").symlink_to(victim)
     (inside / "step-0/link").symlink_to(victim)
-    alone = target / f"{PREFIX}locked-elsewhere"
+    alone = target / f"{_OURS}locked-elsewhere"
     alone.mkdir()
-    (alone / "lock").symlink_to(victim / "lock")
+    (alone / LOCK).symlink_to(victim / LOCK)
     with scratch_directory(target) as directory:
-        assert sorted(target.iterdir()) == sorted([directory, target / f"{PREFIX}link", alone])
+        assert sorted(target.iterdir()) == sorted([directory, target / f"{_OURS}link", alone])
         directory.rename(tmp_path / "moved")
         directory.symlink_to(victim)
     assert sorted(victim.rglob("*")) == before
@@ -131,22 +135,10 @@ def test_what_a_writer_mounted_is_unmounted_and_stays(
 def test_what_another_user_left_stays(tmp_path: Path) -> None:
     """A free lock does not permit this user to remove it."""
     left = left_by_a_killed_run(tmp_path)
-    scratch._remove_stale(tmp_path, os.geteuid() + 1)
-    assert (left / "step-0/global/file").exists()
-
-
-def test_the_lock_is_removed_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run that is killed during its removal leaves the lock, so that it is found."""
-    left = left_by_a_killed_run(tmp_path)
-    unlink, removed = os.unlink, []
-
-    def unlinked(name: str, *, dir_fd: int) -> None:
-        removed.append(name)
-        unlink(name, dir_fd=dir_fd)
-
-    monkeypatch.setattr(os, "unlink", unlinked)
-    scratch._remove(left, contextlib.ExitStack())
-    assert (removed[-1], sorted(removed)) == ("lock", ["file", "file", "lock"])
+    theirs = left.rename(tmp_path / f"{PREFIX}{os.geteuid() + 1}-dead")
+    with scratch_directory(tmp_path):
+        pass
+    assert (theirs / "step-0/global/file").exists()
 
 
 def test_nothing_else_in_the_target_is_touched(tmp_path: Path) -> None:
@@ -158,33 +150,41 @@ def test_nothing_else_in_the_target_is_touched(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == [".iobench-notes", "mine"]
 
 
-@pytest.mark.parametrize("call", ["mkdir", "rename"])
+@pytest.mark.parametrize(("where", "call"), [(Path, "mkdir"), (fcntl, "flock")])
 def test_a_target_that_cannot_be_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: Any, call: str
 ) -> None:
     """The error is a TargetError, and no file is left."""
 
     def refuse(*_: Any, **__: Any) -> None:
         raise OSError(30, "Read-only file system")
 
-    monkeypatch.setattr(Path, call, refuse)
+    monkeypatch.setattr(where, call, refuse)
     with pytest.raises(TargetError, match="Read-only file system"), scratch_directory(tmp_path):
         pass
     assert list(tmp_path.iterdir()) == []
 
 
-def test_two_runs_that_begin_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One removes the directory of a killed run; the other one takes that run for alive."""
+def test_the_directory_of_a_run_stays_until_it_has_ended(tmp_path: Path) -> None:
+    """The next run removes it when its lock is free."""
     left = left_by_a_killed_run(tmp_path)
-    empty, removed = scratch._empty, []
+    alive = DirectoryLock(left)
+    with scratch_directory(tmp_path) as directory:
+        assert sorted(tmp_path.iterdir()) == sorted([directory, left])
+    alive.release()
+    with scratch_directory(tmp_path) as directory:
+        assert list(tmp_path.iterdir()) == [directory]
 
-    def emptying(fd: int) -> None:
-        removed.append(Path(os.readlink(f"/proc/self/fd/{fd}")))
-        if removed == [left]:
-            scratch._remove_stale(tmp_path, os.geteuid())
-        empty(fd)
 
-    monkeypatch.setattr(scratch, "_empty", emptying)
-    scratch._remove_stale(tmp_path, os.geteuid())
-    assert removed == [left]
-    assert list(tmp_path.iterdir()) == []
+@pytest.mark.root
+def test_what_libfuse_hides_is_awaited(
+    shared_filesystems: Callable[..., Path], tmp_path: Path
+) -> None:
+    """The file of the lock is removed while it is open: libfuse renames it until its close."""
+    target = shared_filesystems("fuse") / tmp_path.name
+    target.mkdir()
+    left_by_a_killed_run(target)
+    with scratch_directory(target) as directory:
+        fill(directory)
+        assert list(target.iterdir()) == [directory]
+    assert list(target.iterdir()) == []

@@ -350,3 +350,13 @@ for number in range(60):
     assert found["a"] == found["b"]
     assert found["a"].endswith(" 59")
     assert os.listdir(tmp_path) == ["last"]
+
+
+@pytest.mark.root
+def test_a_directory_on_fuse(shared_filesystems: Callable[..., Path], tmp_path: Path) -> None:
+    """libfuse hides the file of the lock while it is open, and nothing stays."""
+    final = shared_filesystems("fuse") / tmp_path.name / "last"
+    for text in ("1", "2"):
+        publish(final, text, "a")
+    assert tree(final.parent) == {"last/a": "2"}
+    assert os.listdir(final.parent) == ["last"]
