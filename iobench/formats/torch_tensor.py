@@ -7,7 +7,6 @@ what depends on their CRC32 differ. There is no template where `torch_image` has
 
 from __future__ import annotations
 
-import ctypes
 import functools
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -49,8 +48,6 @@ class TensorFile:
     """All but the data, without their CRC32 and what depends on it."""
     missing: Missing | None = field(repr=False)
     """The positions of these in `text`; None without CRC32."""
-    stride: tuple[int, ...]
-    """That of a contiguous tensor; one with a dimension of length 1 may have another."""
 
     def tail(self, checksum: int) -> bytes | bytearray:
         """Return the bytes after data whose CRC32 is `checksum`."""
@@ -60,30 +57,27 @@ class TensorFile:
         return text[len(self.head) :]
 
 
-def file_parts(tensor: torch.Tensor, found: Settings) -> tuple[Any, ...] | None:
-    """Return the bytes of `torch.save(tensor, stream)` in parts; None if torch must make them.
+def plain(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Return the contiguous tensor, on the CPU or a GPU, whose file has a template.
 
-    `tensor` is on the CPU and has a storage of its own size.
+    It is detached, and a copy on the CPU if `tensor` is not contiguous. None if torch must make the
+    file.
     """
+    found = tensor.detach()
     if (
-        type(tensor) is not torch.Tensor
-        or tensor.layout is not torch.strided
-        or tensor.requires_grad
-        or tensor.is_quantized
-        or tensor.is_nested
-        or tensor.is_conj()
-        or tensor.is_neg()
-        or tensor.storage_offset()
-        or getattr(tensor, "has_names", bool)()  # torch 2.13 has no named tensors
-        or tensor.__dict__
-        or not 0 < tensor.nbytes <= _LARGEST
+        not torch_image.is_like_stock()
+        or type(found) is not torch.Tensor
+        or found.layout is not torch.strided
+        or found.is_quantized
+        or found.is_nested
+        or found.is_conj()
+        or found.is_neg()
+        or getattr(found, "has_names", bool)()  # torch 2.13 has no named tensors
     ):
         return None
-    made = template(tensor.dtype, tuple(tensor.shape), found)
-    if made is None or tensor.stride() != made.stride:
-        return None
-    data = ctypes.string_at(tensor.data_ptr(), made.size_bytes)
-    return made.head, data, made.tail(isal_zlib.crc32(data))
+    if found.device.type not in ("cpu", "cuda") or not found.is_contiguous():
+        found = found.cpu().contiguous()
+    return found
 
 
 @functools.lru_cache(maxsize=4096)
@@ -104,7 +98,6 @@ def template(dtype: torch.dtype, shape: tuple[int, ...], found: Settings) -> Ten
         size_bytes=size,
         text=text,
         missing=layout.missing,
-        stride=sample.stride(),
     )
 
 

@@ -7,7 +7,7 @@
     dcp.load(state, storage_reader=StorageReader("/mnt/nvme/step-100", "writer.toml"))
 
 Stock `FileSystemReader` reads what StorageWriter wrote, and StorageReader reads what stock
-`FileSystemWriter` wrote. With the writer `s3` a path is `s3://bucket/prefix`.
+`FileSystemWriter` wrote. Tensors are written from their own memory. With the writer `s3` a path is `s3://bucket/prefix`.
 """
 
 from __future__ import annotations
@@ -61,8 +61,9 @@ from torch.futures import Future
 
 from iobench.errors import DataMismatchError, TargetError, TransferError, UsageError
 from iobench.formats import torch_file, torch_tensor
+from iobench.formats.dcp_file import DcpFile
 from iobench.formats.read_ahead import FileRange, joined, read_ahead
-from iobench.integrations.dcp_items import ItemStream, gpu_copies, on_host
+from iobench.formats.tensors import tensor_memory
 from iobench.integrations.default_writer import chosen_writer
 from iobench.integrations.slice_planner import SlicePlanner
 from iobench.linux import PAGE
@@ -72,8 +73,7 @@ from iobench.writers.blocks import interpreter_end
 from iobench.writers.blocks.pages import pages_to_read_into
 from iobench.writers.blocks.workers import map_in_workers
 from iobench.writers.config import WriterLike
-from iobench.writers.device.staging import DeviceCopies
-from iobench.writers.image import Bytes
+from iobench.writers.image import Bytes, FileImage
 from iobench.writers.removal import remove_file
 from iobench.writers.transfer import Transfer
 
@@ -238,9 +238,11 @@ class StorageWriter(DcpStorage, StockStorageWriter, BlockingAsyncStager):
 
         def write(number: int) -> tuple[Transfer, list[WriteResult]]:
             name = f"{prefix}{number}{DEFAULT_SUFFIX}"
-            return self._write_file(name, groups[number], planner, copies)
+            return self._write_file(name, groups[number], planner)
 
-        with _step(last=not self._finishes), gpu_copies() as copies:
+        with _step(last=not self._finishes):
+            if torch.cuda.is_initialized():  # other threads copy what this one has queued there
+                torch.cuda.current_stream().synchronize()
             numbers = range(len(groups))
             files = map_in_workers(self._thread_count, write, numbers, caller_waits=True)
         self.transfers += [transfer for transfer, _ in files]
@@ -249,29 +251,41 @@ class StorageWriter(DcpStorage, StockStorageWriter, BlockingAsyncStager):
         return done
 
     def _write_file(
-        self, name: str, items: Sequence[WriteItem], planner: SavePlanner, copies: DeviceCopies
+        self, name: str, items: Sequence[WriteItem], planner: SavePlanner
     ) -> tuple[Transfer, list[WriteResult]]:
-        results = []
-        expected = sum(_size_bytes(item) for item in items)
-        try:
-            with self._writer.open(self._path(name), expected or None) as stream:
-                gathered = ItemStream(stream)
-                for item, data in on_host(items, planner.resolve_data, copies):
-                    start = gathered.tell()
-                    gathered.append(data)
-                    length = gathered.tell() - start
-                    stored = _StorageInfo(name, start, length)
-                    results.append(
-                        WriteResult(index=item.index, size_in_bytes=length, storage_data=stored)
-                    )
-                gathered.end()
-        except RuntimeError as error:
-            if stream.failure is None:
-                raise
-            # torch.save replaces the stream's error by a RuntimeError about its zip file.
-            raise stream.failure from error
-        assert stream.transfer is not None
-        return stream.transfer, results
+        """Write the tensors of `items` from their memory, and then what torch must serialize."""
+        tensors: list[tuple[WriteItem, torch.Tensor]] = []
+        others: list[tuple[WriteItem, bytes]] = []
+        for item in items:
+            data = planner.resolve_data(item)
+            tensor = None if isinstance(data, io.BytesIO) else torch_tensor.plain(data)
+            if tensor is not None:
+                tensors.append((item, tensor))
+            else:
+                others.append((item, _serialized(data)))
+        file = DcpFile([(tensor.dtype, tuple(tensor.shape)) for _, tensor in tensors])
+        image = file.image_of(
+            name,
+            [tensor_memory(tensor) for _, tensor in tensors if tensor.numel()],
+            checked=torch_tensor.settings().crc,
+            end=b"".join(data for _, data in others),
+        )
+        moved = self._writer.write(image, self._location)
+        places = [
+            (item, at.start, at.length) for (item, _), at in zip(tensors, file.items, strict=True)
+        ]
+        start = file.size_bytes
+        for item, stored in others:
+            places.append((item, start, len(stored)))
+            start += len(stored)
+        return moved, [
+            WriteResult(
+                index=item.index,
+                size_in_bytes=length,
+                storage_data=_StorageInfo(name, start, length),
+            )
+            for item, start, length in places
+        ]
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Write `.metadata`, which commits the checkpoint."""
@@ -279,13 +293,9 @@ class StorageWriter(DcpStorage, StockStorageWriter, BlockingAsyncStager):
         metadata.storage_data = {one.index: one.storage_data for all_ in results for one in all_}
         metadata.storage_meta = self.storage_meta()
         name = _metadata_name(self._own_rank)
-        with (
-            _step(last=True),
-            self._writer.open(self._path(name)) as stream,
-        ):
-            pickle.dump(metadata, cast(IO[bytes], stream))
-        assert stream.transfer is not None
-        self.transfers.append(stream.transfer)
+        with _step(last=True):
+            image = FileImage.of(name, [pickle.dumps(metadata)])
+            self.transfers.append(self._writer.write(image, self._location))
 
     def storage_meta(self) -> StorageMeta:
         """Return what DCP records about this save."""
@@ -359,6 +369,18 @@ def _step(*, last: bool = False) -> Iterator[None]:
         raise
     if last and save is not None:
         save.over.set()
+
+
+def _serialized(data: torch.Tensor | io.BytesIO) -> bytes:
+    """Return what stock DCP stores of an object, or of a tensor. Raises what stock raises."""
+    if isinstance(data, io.BytesIO):
+        return data.getvalue()
+    tensor = data.detach().cpu()
+    if tensor.untyped_storage().nbytes() != tensor.nbytes:
+        tensor = tensor.clone()  # torch.save of a view saves the whole storage
+    file = io.BytesIO()
+    torch.save(tensor, file)
+    return file.getvalue()
 
 
 def _size_bytes(item: WriteItem) -> int:

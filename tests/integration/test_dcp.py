@@ -23,8 +23,9 @@ from iobench.integrations import dcp as ours
 from iobench.integrations.dcp import StorageReader, StorageWriter
 from iobench.writers.blocks.pages import pages_to_read_into
 from iobench.writers.buffered import BufferedWriter
-from iobench.writers.image import Bytes
+from iobench.writers.image import Bytes, FileImage
 from iobench.writers.registry import make
+from iobench.writers.transfer import Transfer
 
 WRITERS = ("buffered", "odirect", "uring", "hybrid")
 
@@ -196,22 +197,22 @@ def test_overwriting(tmp_path) -> None:
 
 
 class Failing(BufferedWriter):
-    """Fails to open the second file."""
+    """Fails to write the second file."""
 
-    opened = 0
+    written = 0
 
-    def open(self, target: Any, size: int | None = None) -> Any:
-        type(self).opened += 1
-        if type(self).opened == 2:
+    def write(self, image: FileImage, target: Any, **options: Any) -> Transfer:
+        type(self).written += 1
+        if type(self).written == 2:
             raise TransferError(28, "No space left on device", str(target))
-        return super().open(target, size)
+        return super().write(image, target, **options)
 
 
 def test_a_file_that_fails(tmp_path, monkeypatch) -> None:
     """The failure of one thread fails the save: no metadata, the old checkpoint removed, never a
     mixture."""
     dcp.save(make_state(1), storage_writer=StorageWriter(tmp_path, "buffered"), no_dist=True)
-    monkeypatch.setattr(Failing, "opened", 0)
+    monkeypatch.setattr(Failing, "written", 0)
     writer = StorageWriter(tmp_path, Failing(), thread_count=3)
     with pytest.raises(dcp.api.CheckpointException, match="No space left"):
         dcp.save(make_state(2), storage_writer=writer, no_dist=True)
