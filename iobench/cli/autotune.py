@@ -155,8 +155,7 @@ def _tune(
 ) -> None:
     from iobench.cli.progress import TuneProgress
     from iobench.report.tuning import tuning_document
-    from iobench.tune.emit import emit
-    from iobench.tune.tuning import run_tuning
+    from iobench.tune.tuning import emit, run_tuning
 
     with quiet_stdout(), TuneProgress(quiet=quiet) as progress:
         outcome = run_tuning(tuning, journal, progress, began_s=began_s)

@@ -11,9 +11,8 @@ from importlib import util
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from iobench.errors import IobenchError, UnavailableError, UnknownNameError, UsageError
+from iobench.errors import IobenchError, UnavailableError, UsageError
 from iobench.report.render import render
-from iobench.text import printable
 
 if TYPE_CHECKING:
     from iobench.report.document import Document
@@ -35,17 +34,17 @@ def check_libraries() -> None:
         )
 
 
-def check_page(path: Path, picture: str = "") -> None:
+def check_page(path: Path, form: str) -> None:
     """Raise UsageError for a page, or a picture, that cannot be written or replaces another file.
 
     UnavailableError without the libraries.
     """
     check_libraries()
-    suffixes = (f".{picture}",) if picture else _PAGE_SUFFIXES
+    suffixes = _PAGE_SUFFIXES if form == "html" else (f".{form}",)
     if path.suffix.lower() not in suffixes:
         raise UsageError(f"-o {path}: the name must end with {' or '.join(suffixes)}")
     check_place(path)
-    if not picture and path.exists():
+    if form == "html" and path.exists():
         with path.open("rb") as file:
             ours = _MARK in file.read(_HEAD_BYTES)
         if not ours:
@@ -61,28 +60,6 @@ def check_place(path: Path) -> None:
     if not os.access(path.parent, os.W_OK | os.X_OK, effective_ids=True):
         where = path.parent.absolute()
         raise UsageError(f"-o {path}: {where} is not writable; give -o FILE in another directory")
-
-
-def write_page(document: Document, path: Path) -> None:
-    """Write the page of `document`, and print its name on stderr. Raises UsageError."""
-    from iobench.report.page.html import html
-
-    write_file(path, html(document).encode("utf-8", "backslashreplace"))
-    print(f"report: {printable(str(path))}", file=sys.stderr)
-
-
-def write_picture(document: Document, chart: str | None, path: Path) -> None:
-    """Write one chart of `document`, and print its name on stderr. Raises UsageError."""
-    from iobench.report.page.html import draw
-
-    charts = document.charts
-    if not charts:
-        raise UsageError(f"-o {path}: there is no chart, because nothing was measured")
-    name = chart or next(iter(charts))
-    if name not in charts:
-        raise UnknownNameError("chart", name, charts)
-    write_file(path, draw(charts[name], path.suffix.lower().lstrip(".")))
-    print(f"picture: {printable(str(path))}", file=sys.stderr)
 
 
 def write_file(path: Path, data: bytes) -> None:

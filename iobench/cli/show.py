@@ -5,13 +5,16 @@ from __future__ import annotations
 import io
 import sys
 from pathlib import Path
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 from iobench.cli.given import print_warning
-from iobench.cli.pages import check_page, write_file, write_page, write_picture
-from iobench.errors import UsageError
+from iobench.cli.pages import check_page, write_file
+from iobench.errors import UnknownNameError, UsageError
 from iobench.report.render import render
 from iobench.text import printable
+
+if TYPE_CHECKING:
+    from iobench.report.document import Document
 
 ShowFormat = Literal["table", "md", "csv", "json", "html", "svg", "png"]
 _PICTURES = ("svg", "png")
@@ -49,7 +52,7 @@ def show(
     if form == "html" or form in _PICTURES:
         if output is None:
             raise UsageError(f"--format {form}: is a file; give -o FILE.{form}")
-        check_page(output, "" if form == "html" else form)
+        check_page(output, form)
     elif len(records) > 1:
         raise UsageError(f"--format {form} shows one record; give one, or -o FILE.html for all")
     elif output is not None and output.exists():
@@ -63,14 +66,29 @@ def show(
         raise UsageError("-v: this record is always shown whole; leave out -v")
     if output is None:
         render(document, form, sys.stdout, details=verbose)
-    elif form == "html":
-        write_page(document, output)
-    elif form in _PICTURES:
-        write_picture(document, chart, output)
-    else:
-        text = io.StringIO()
-        render(document, form, text, details=verbose)
-        write_file(output, text.getvalue().encode("utf-8", "backslashreplace"))
+        return
+    if form in _PICTURES:
+        write_file(output, _picture(document, chart, form))
+        print(f"picture: {printable(str(output))}", file=sys.stderr)
+        return
+    text = io.StringIO()
+    render(document, form, text, details=verbose)
+    write_file(output, text.getvalue().encode("utf-8", "backslashreplace"))
+    if form == "html":
+        print(f"report: {printable(str(output))}", file=sys.stderr)
+
+
+def _picture(document: Document, name: str | None, form: str) -> bytes:
+    """Return the picture of the chart of this name, or of the first one."""
+    from iobench.report.page.html import draw
+
+    charts = document.charts
+    if not charts:
+        raise UsageError("-o: there is no chart, because nothing was measured")
+    chosen = name or next(iter(charts))
+    if chosen not in charts:
+        raise UnknownNameError("chart", chosen, charts)
+    return draw(charts[chosen], form)
 
 
 def _by_name(output: Path | None) -> ShowFormat:

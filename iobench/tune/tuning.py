@@ -1,4 +1,4 @@
-"""Tuning: a checked request for a tuning, and its run with trial runner, journal and tuner."""
+"""Tuning: a checked request, its run with trial runner, journal and tuner, and its file."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import hashlib
 import random
 import secrets
 import sys
-from collections import deque
-from collections.abc import Iterable
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -15,13 +15,14 @@ from iobench._version import __version__
 from iobench.bench.choose import target_of
 from iobench.bench.contenders.base import WriterContender
 from iobench.bench.judging.floors import Conditions, Floor, NearFloors
-from iobench.bench.judging.verdict import Context, volatile_of
+from iobench.bench.judging.verdict import Context, VerdictStatus, volatile_of
 from iobench.bench.targets.base import Target
 from iobench.environment import fingerprint
 from iobench.environment.memory import available_bytes
 from iobench.errors import ResultFileError, TargetError, UsageError
 from iobench.results import utc_now
-from iobench.tune.budget import Search, TuningSizes, plan
+from iobench.text import printable
+from iobench.tune.budget import TuningSizes, plan
 from iobench.tune.journal import Journal, TrialRecord, TuningRecord, TuningRequest
 from iobench.tune.objective import SLOTS, Measure, Measurement, Objective, Step
 from iobench.tune.outcome import Outcome
@@ -33,6 +34,7 @@ from iobench.units import GIB, format_size
 from iobench.verification.imported import load_workload
 from iobench.workloads import Workload
 from iobench.workloads.specs import FileSpec
+from iobench.writers.config import Tuned, dump_writer
 
 _LARGEST = GIB  # of one trial, unless the user asks for more
 _POOL_SHARE = 0.25  # of the available memory: the pools of four sizes, the others smaller
@@ -187,7 +189,7 @@ class Tuning:
 
     def left_out(self) -> list[str]:
         """Return in words what --max-bytes leaves out of a full search."""
-        full, planned = self._plan()
+        full, planned = plan(self.space, self.sizes(), self.written_bytes, self.asked.max_bytes)
         return list(planned.less_than(full))
 
     def runner(self) -> TrialRunner:
@@ -205,9 +207,6 @@ class Tuning:
         """Return the most bytes that a trial of that size writes."""
         copies = self.objective.writes(verify)
         return self.actual_bytes(wanted_bytes) * copies + warm_up_bytes(wanted_bytes)
-
-    def _plan(self) -> tuple[Search, Search]:
-        return plan(self.space, self.sizes(), self.written_bytes, self.asked.max_bytes)
 
     def _fits(self, size_bytes: int) -> bool:
         try:
@@ -278,3 +277,69 @@ def run_tuning(
             return measured
 
         return tuning.tuner(measure, progress).run()
+
+
+def emit(outcome: Outcome, tuning: Tuning, header: TuningRecord) -> str:
+    """Return the text of the file from which `iobench.load_writer` makes the tuned writer."""
+    tuned = _tuned(outcome, tuning, header)
+    return dump_writer(
+        outcome.chosen.make(),
+        tuned,
+        file_format=_format(tuning),
+        comment=_comment(outcome, tuned),
+    )
+
+
+def _tuned(outcome: Outcome, tuning: Tuning, header: TuningRecord) -> Tuned:
+    chosen, *_ = outcome.standings()
+    size = tuning.actual_bytes(outcome.size_bytes)
+    show = outcome.race.objective.show
+    over = outcome.verdict.over_baseline
+    interval = chosen.interval
+    runner_up = outcome.runner_up
+    name = chosen.candidate.label
+    lead = outcome.confirmation.compare(name, runner_up) if runner_up else None
+    return Tuned(
+        date=header.started_at,
+        iobench=header.iobench,
+        workload=f"{tuning.workload.name}, rank {tuning.asked.rank}: {format_size(size)} of "
+        f"{format_size(tuning.full_bytes)}",
+        objective=outcome.race.objective.goal,
+        target=tuning.target.location,
+        storage=printable(str(header.storage)),
+        machine=printable(", ".join(header.machine.words())),
+        fingerprint=header.machine.fingerprint or "",
+        size_bytes=size,
+        samples=chosen.samples,
+        median=show(chosen.loss, size),
+        interval=f"{show(interval.high, size)} to {show(interval.low, size)}" if interval else "",
+        paths=chosen.paths,
+        verdict=chosen.verdict.status.value if chosen.verdict else None,
+        finding=next(outcome.reasons(), "the only setting that works here"),
+        baseline=outcome.baseline,
+        ratio=round(over.ratio.ratio, 4) if over else None,
+        ratio_interval=(round(over.ratio.interval.low, 4), round(over.ratio.interval.high, 4))
+        if over and over.ratio.interval
+        else None,
+        runner_up=runner_up,
+        over_runner_up=round(lead.ratio.ratio, 4) if lead else None,
+    )
+
+
+def _comment(outcome: Outcome, tuned: Tuned) -> Iterator[str]:
+    judged = outcome.standings()[0].verdict
+    yield f"{outcome.chosen.writer} for {outcome.race.objective.goal} of {tuned.workload}"
+    yield f"on {tuned.storage}: {tuned.median}."
+    yield f"{tuned.finding}."
+    if judged and judged.status in (VerdictStatus.INVALID, VerdictStatus.UNPROVED):
+        yield f"The figures are {judged.status}: {judged.reasons[0]}."
+    yield f"By iobench autotune, {tuned.date[:10]}. In the trainer:"
+    yield '    writer = iobench.load_writer("writer.toml")'
+
+
+def _format(tuning: Tuning) -> str:
+    """Return the format that most of the workload's bytes have."""
+    sizes: Counter[str] = Counter()
+    for spec in tuning.workload.files(tuning.asked.rank):
+        sizes[spec.format] += spec.size_bytes
+    return max(sizes, key=lambda name: (sizes[name], name))
