@@ -30,14 +30,9 @@ from iobench.regular_file import open_regular, read_regular
 from iobench.units import format_size
 from iobench.writers.blocks.interrupt_safe import Worker
 from iobench.writers.blocks.pages import fresh_pages
-from iobench.writers.direct.engine import CompletionLatch
-from iobench.writers.direct.in_flight import (
-    DirectOperation,
-    InFlight,
-    OnComplete,
-    PyuringRing,
-    Ring,
-)
+from iobench.writers.blocks.workers import BlockPool
+from iobench.writers.direct.engine import CompletionLatch, DirectOperation, OnComplete, RingEngine
+from iobench.writers.direct.ring import PyuringRing, Ring
 from iobench.writers.image import Bytes
 from iobench.writers.local.direct_file import (
     DirectFile,
@@ -181,15 +176,13 @@ class Mover:
     def __init__(self, file: StateFile, speed: Speed, *, writes: bool) -> None:
         self._file, self._speed = file, speed
         self._direct = DirectFile(fd=file.fd, alignment=file.alignment)
-        self._doing = "writing" if writes else "reading"
-        self._meter = Meter()
-        self._in_flight = InFlight(
-            _open_any_ring(speed.iodepth), writes=writes, path="io_uring direct", meter=self._meter
-        )
+        self._writes, self._doing = writes, "writing" if writes else "reading"
+        ring, pool = _open_any_ring(speed.iodepth), BlockPool(speed.block_size)
+        self._engine = RingEngine(ring, speed.iodepth, pool, Meter(), path="io_uring direct")
 
     def __len__(self) -> int:
         """Return the number of pieces in flight."""
-        return len(self._in_flight)
+        return len(self._engine)
 
     def start(self, data: Bytes, offset: int, on_complete: OnComplete) -> None:
         """Move `data`, whole blocks, to or from `offset`; returns when the last piece has begun.
@@ -199,18 +192,17 @@ class Mover:
         """
         with transfer_errors(self._doing, self._file.path), CompletionLatch(on_complete) as latch:
             for begin in range(0, len(data), self._speed.block_size):
-                while len(self._in_flight) >= self._speed.iodepth:
-                    self._in_flight.wait_one()
                 piece = data[begin : begin + self._speed.block_size]
-                self._in_flight.submit(
-                    DirectOperation(self._direct, piece, offset + begin, len(piece), latch.part())
+                at, size = offset + begin, len(piece)
+                self._engine.start(
+                    DirectOperation(self._direct, piece, at, size, latch.part(), self._writes)
                 )
 
     def wait_one(self) -> None:
         """Wait until one piece has ended. Raises like `start`."""
         with transfer_errors(self._doing, self._file.path):
-            self._in_flight.wait_one()
-        self._meter.completed.clear()  # grows with time otherwise
+            self._engine.wait_one()
+        self._engine.meter.completed.clear()  # grows with time otherwise
 
     def drain(self) -> None:
         """Wait until nothing is in flight. Raises like `start`."""
@@ -219,7 +211,7 @@ class Mover:
 
     def close(self) -> None:
         """Wait for all pieces in flight and close the ring."""
-        self._in_flight.close()
+        self._engine.close()
 
 
 def _open_any_ring(depth: int) -> Ring:

@@ -7,8 +7,8 @@ piece of 2 MiB:
     1 work                  FileWriter._move: takes the next block of 8 MiB
     2 PathFile.write        chooses the path of the block, cuts off its tail
     3 RingEngine.write      cuts off a piece; gathers it, unless its memory is aligned
-    4 RingEngine._start     waits until fewer than `iodepth` are in flight
-    5 InFlight.submit       remembers the operation until it completes
+    4 RingEngine.start      waits until fewer than `iodepth` are in flight
+    5 RingEngine._submit    begins an operation, or the rest of one
     6 PyuringRing.write     submits nothing to a ring that has failed
     7 PyuringRing._try      calls pyuring, which enters the kernel
 """
@@ -36,7 +36,7 @@ from iobench.writers.direct.background import BackgroundSink
 from iobench.writers.direct.engine import BlockingEngine, DirectEngine, RingEngine
 from iobench.writers.direct.file import FileSetting as FileSetting
 from iobench.writers.direct.file import IoPath, PathFile, PathSupport
-from iobench.writers.direct.in_flight import PyuringRing
+from iobench.writers.direct.ring import PyuringRing
 from iobench.writers.image import AnyMemory, Bytes, Extent, FileImage, FileRanges, Ranges
 from iobench.writers.local.direct_file import NO_DIRECT_REMEDY, round_up
 from iobench.writers.local.new_file import (
@@ -222,7 +222,7 @@ class FileWriter(PosixWriter):
 
         def work(blocks: Blocks, own: Meter) -> None:
             nonlocal left
-            with self._engine(own, writes=writes) if ring else self._blocking(own) as engine:
+            with self._engine(own) if ring else self._blocking(own) as engine:
                 for begin, end in blocks:
                     base, (file, image, _) = based[bisect.bisect_right(bases, begin) - 1]
                     start, stop = begin - base, end - base
@@ -312,7 +312,7 @@ class FileWriter(PosixWriter):
             opened,
             self._pool,
             how.stream_depth,
-            functools.partial(self._engine, writes=True) if ring else self._blocking,
+            self._engine if ring else self._blocking,
             meter,
             ring=ring,
             reserve=file if self._reserves and not size else None,
@@ -324,7 +324,7 @@ class FileWriter(PosixWriter):
     def _blocking(self, meter: Meter) -> DirectEngine:
         return BlockingEngine(self._pool, meter, path=IoPath.DIRECT)
 
-    def _engine(self, meter: Meter, *, writes: bool) -> DirectEngine:
+    def _engine(self, meter: Meter) -> DirectEngine:
         """Return a ring engine for the calling thread.
 
         With several paths, an unavailable ring is a fallback: the engine is a blocking one then.
@@ -339,7 +339,7 @@ class FileWriter(PosixWriter):
             meter.fell_back("io_uring", "one write or read at a time", error.reason)
             return self._blocking(meter)
         path = "io_uring direct" if self._how.o_direct else "io_uring buffered"
-        return RingEngine(ring, iodepth, self._pieces, meter, writes=writes, path=path)
+        return RingEngine(ring, iodepth, self._pieces, meter, path=path)
 
     def _admits_ring(self, meter: Meter) -> bool:
         """Whether rings are wanted and available; a refused ring is recorded as a fallback.

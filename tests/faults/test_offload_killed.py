@@ -13,7 +13,7 @@ from support.offload_training import OPTIONS, VALUES, give_gradients, make_param
 
 from iobench.offload import AdamW
 
-_START = "iobench.writers.direct.in_flight.InFlight.submit"
+_START = "iobench.writers.direct.engine.RingEngine._submit"
 _SYNC = "iobench.offload.files.StateFile.sync"
 _WRITE = "iobench.offload.files.StateFile.write"
 _COMMIT = "iobench.offload.store.GenerationStore.commit"

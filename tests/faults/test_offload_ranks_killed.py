@@ -14,7 +14,7 @@ _STORE = "iobench.offload.store.GenerationStore"
 _FILE = "iobench.offload.files.StateFile"
 _RANKS = "iobench.offload.parameters.ShardRanks"
 _CALLS = {
-    "iobench.writers.direct.in_flight.InFlight.submit": 60,
+    "iobench.writers.direct.engine.RingEngine._submit": 60,
     "iobench.offload.chunks.ChunkWriter.write": 12,
     "iobench.offload.update.ChunkUpdate.__call__": 15,
     f"{_FILE}.sync": 16,

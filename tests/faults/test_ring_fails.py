@@ -13,8 +13,8 @@ from iobench.errors import TransferError
 from iobench.testing import content
 from iobench.writers import file_writer
 from iobench.writers.base import Writer
-from iobench.writers.direct import in_flight
-from iobench.writers.direct.in_flight import PyuringRing
+from iobench.writers.direct import engine
+from iobench.writers.direct.ring import PyuringRing
 from iobench.writers.image import FileImage
 from iobench.writers.registry import make
 
@@ -140,7 +140,7 @@ def test_a_ring_that_fails_itself(writer, names, monkeypatch, tmp_path, call, op
     setattr(Breaking, method, breaking)
     memory: list[object] = []
     with monkeypatch.context() as patch:
-        patch.setattr(in_flight, "_lost", memory)
+        patch.setattr(engine, "_lost", memory)
         patch.setattr(file_writer, "PyuringRing", Breaking)
         image = FileImage.of("model", [_DATA]) if operation == "write" else back
         move = writer.write if operation == "write" else writer.read

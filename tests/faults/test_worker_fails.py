@@ -12,7 +12,7 @@ from support.saves import save
 
 from iobench.errors import TransferError
 from iobench.testing import content
-from iobench.writers.direct.in_flight import PyuringRing
+from iobench.writers.direct.ring import PyuringRing
 from iobench.writers.image import FileImage
 
 _BLOCKS = 32  # more than a buffered stream puts together

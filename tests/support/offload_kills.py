@@ -29,7 +29,7 @@ STEPS = 6
 
 _OFFLOAD = "iobench.offload"
 CALLS = {
-    "iobench.writers.direct.in_flight.InFlight.submit": 210,
+    "iobench.writers.direct.engine.RingEngine._submit": 210,
     f"{_OFFLOAD}.files.StateFile.sync": 21,
     f"{_OFFLOAD}.files.StateFile.write": 9,
     f"{_OFFLOAD}.chunks.ChunkWriter.write": 42,

@@ -5,23 +5,66 @@ BlockingEngine does it block by block; RingEngine keeps many blocks in flight on
 
 from __future__ import annotations
 
+import errno
 import functools
+import os
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Self
+from dataclasses import dataclass
+from typing import NoReturn, Self
 
+from iobench.errors import transfer_errors
 from iobench.writers.blocks.workers import BlockPool
-from iobench.writers.direct.in_flight import DirectOperation, InFlight, OnComplete, Ring
+from iobench.writers.direct.ring import Ring
 from iobench.writers.image import Bytes, Extent
 from iobench.writers.local.direct_file import (
     DirectFile,
     aligned_view,
     pread_direct,
     pwrite_direct,
+    read_on,
     round_up,
     view_to_fill,
+    written_on,
 )
 from iobench.writers.transfer import Meter
+
+OnComplete = Callable[[bool], None]
+"""Completion callback: called once, when the kernel is done with the memory.
+
+Its argument is True if all bytes were moved; only then it may raise. It is never called when the
+ring failed: the kernel may still use the memory, which is lost.
+"""
+
+_lost: list[Bytes] = []
+"""Memory of operations that cannot be awaited: never freed, as the kernel may still use it."""
+
+
+@dataclass(slots=True, eq=False)
+class DirectOperation:
+    """Moves `data` to or from `offset` of `file`. The kernel uses `data` until `on_complete`.
+
+    Lengths and offsets are multiples of the alignment. A read may want fewer bytes than `data` has,
+    as the file may end there.
+    """
+
+    file: DirectFile
+    data: Bytes
+    offset: int
+    wanted: int
+    on_complete: OnComplete
+    writes: bool
+    tag: int = 0
+    done: int = 0
+    calls: int = 0
+    tries: int = 0
+    began_s: float = 0.0
+
+    @property
+    def name(self) -> str:
+        """The phase of a Transfer in which it is counted."""
+        return "write" if self.writes else "read"
 
 
 def ignore(_ok: bool) -> None:
@@ -92,7 +135,7 @@ class DirectEngine(ABC):
                         raise
                     data = block[: round_up(end - begin, file.alignment.offset)]
                     ended = self._with_block(block, latch.part())
-                self._start(DirectOperation(file, data, at, len(data), ended), writes=True)
+                self.start(DirectOperation(file, data, at, len(data), ended, writes=True))
 
     def read(self, file: DirectFile, part: Extent, on_complete: OnComplete = ignore) -> None:
         """Fill `part`. Raises OSError or DataMismatchError, possibly of an earlier range."""
@@ -109,7 +152,7 @@ class DirectEngine(ABC):
                     data = block[: round_up(end - first, file.alignment.offset)]
                     copy_out = functools.partial(image.scatter, begin, end, block[begin - first :])
                     ended = self._with_block(block, latch.part(), copy_out)
-                self._start(DirectOperation(file, data, first, end - first, ended), writes=False)
+                self.start(DirectOperation(file, data, first, end - first, ended, writes=False))
 
     def _with_block(
         self, block: Bytes, ended: OnComplete, copy_out: Callable[[], object] | None = None
@@ -131,7 +174,7 @@ class DirectEngine(ABC):
         return complete
 
     @abstractmethod
-    def _start(self, operation: DirectOperation, *, writes: bool) -> None:
+    def start(self, operation: DirectOperation) -> None:
         """Move one piece, now or later. Its `on_complete` is called also when this raises."""
 
     def __len__(self) -> int:
@@ -169,12 +212,12 @@ class DirectEngine(ABC):
 class BlockingEngine(DirectEngine):
     """pwrite and preadv in the calling thread."""
 
-    def _start(self, operation: DirectOperation, *, writes: bool) -> None:
+    def start(self, operation: DirectOperation) -> None:
         fd, unit = operation.file.fd, operation.file.alignment.offset
         data, offset, wanted, ok = operation.data, operation.offset, operation.wanted, False
         try:
-            with self.meter.operation("write" if writes else "read"):
-                if writes:
+            with self.meter.operation(operation.name):
+                if operation.writes:
                     calls = pwrite_direct(fd, data, offset, unit)
                 else:
                     calls = pread_direct(fd, data, offset, wanted, unit)
@@ -184,58 +227,145 @@ class BlockingEngine(DirectEngine):
         self.meter.count(self._path, wanted, calls)
 
 
+_TRANSIENT = {errno.EAGAIN, errno.EINTR, errno.ECANCELED}
+_PAUSE_S = 0.001
+_TRIES = 100  # of an operation that fails with a transient error; each retry waits longer
+
+
 class RingEngine(DirectEngine):
-    """At most `iodepth` pieces are in flight on a ring.
+    """At most `iodepth` pieces are in flight on a ring, each continued to its end.
 
     The device does not wait for copies: a block is filled before a place in the queue is free, and
-    copied out after the next piece has started. So one block more than `iodepth` is in use. The
-    ring belongs to the calling thread. KeyboardInterrupt must not occur inside, see InFlight.
+    copied out after the next piece has started. So one block more than `iodepth` is in use.
+
+    After the ring itself failed, nothing is in flight any more, and the memory is lost. The ring
+    belongs to the calling thread. KeyboardInterrupt must not occur inside: it could come between a
+    completion and the line that records it.
     """
 
     def __init__(
-        self,
-        ring: Ring,
-        iodepth: int,
-        pool: BlockPool,
-        meter: Meter,
-        *,
-        writes: bool,
-        path: str,
+        self, ring: Ring, iodepth: int, pool: BlockPool, meter: Meter, *, path: str
     ) -> None:
         super().__init__(pool, meter, path=path)
-        self._iodepth = iodepth
-        self._in_flight = InFlight(ring, writes=writes, path=path, meter=meter)
+        self._ring, self._iodepth = ring, iodepth
+        # By tag, as io_uring completes them in any order.
+        self._operations: dict[int, DirectOperation] = {}
+        self._tag = 0
         self._read: list[Callable[[], None]] = []
         """Calls `on_complete` of the pieces that were read, which copies them out."""
 
-    def _start(self, operation: DirectOperation, *, writes: bool) -> None:
-        ended = operation.on_complete
-        if not writes:
-            operation.on_complete = lambda ok: self._read.append(functools.partial(ended, ok))
-        try:
-            while len(self._in_flight) >= self._iodepth:
-                self._in_flight.wait_one()
-        except BaseException:
-            ended(False)
-            raise
-        self._in_flight.submit(operation)
-        self._copy_out()
-
-    def _copy_out(self) -> None:
-        while self._read:
-            self._read.pop()()
-
     def __len__(self) -> int:
-        return len(self._in_flight)
+        return len(self._operations)
+
+    def start(self, operation: DirectOperation) -> None:
+        """Move one piece later. If its file has a name, the errors of the piece are TransferErrors
+        with this name, whichever call raises them.
+        """
+        try:
+            while len(self._operations) >= self._iodepth:
+                self._complete_one()
+        except BaseException:
+            operation.on_complete(False)
+            raise
+        self._tag += 1
+        operation.tag, operation.began_s = self._tag, time.perf_counter()
+        self._operations[self._tag] = operation
+        self._submit(operation)
+        self._copy_out()
 
     def wait_one(self) -> None:
         try:
-            self._in_flight.wait_one()
+            self._complete_one()
         finally:
             self._copy_out()
 
     def close(self, failure: BaseException | None = None) -> None:
         try:
-            self._in_flight.close(failure)
+            while self._operations:
+                tag, _ = self._wait()
+                self._end(self._operations[tag], ok=False)
+        except BaseException as broken:
+            if failure is None:
+                raise
+            failure.add_note(f"the ring then failed to end: {broken!r}")
         finally:
-            self._copy_out()
+            try:
+                self._ring.close()
+            finally:
+                self._copy_out()
+
+    def _copy_out(self) -> None:
+        while self._read:
+            self._read.pop()()
+
+    def _submit(self, operation: DirectOperation) -> None:
+        """Start `operation`, or the rest of one that io_uring completed in part."""
+        left, offset = operation.data[operation.done :], operation.offset + operation.done
+        move = self._ring.write if operation.writes else self._ring.read
+        try:
+            with self.meter.phase("submit"):
+                move(operation.file.fd, left.ctypes.data, len(left), offset, operation.tag)
+        except OSError as error:
+            self._fail(operation, error)
+        except BaseException:  # out of memory, before or after the kernel took the operation
+            _lost.append(self._operations.pop(operation.tag).data)
+            raise
+
+    def _complete_one(self) -> None:
+        """Wait until one operation is complete. Raises OSError, DataMismatchError."""
+        name = next(iter(self._operations.values())).name  # all write, or all read
+        while True:
+            with self.meter.phase(name):
+                tag, count = self._wait()
+            operation = self._operations[tag]
+            try:
+                complete = self._advance(operation, count)
+            except BaseException as error:  # noqa: BLE001 -- raised by `_fail`
+                self._fail(operation, error)
+            if complete:
+                self.meter.took(name, time.perf_counter() - operation.began_s)
+                self.meter.count(self._path, len(operation.data), operation.calls)
+                self._end(operation, ok=True)
+                return
+            self._submit(operation)
+
+    def _advance(self, operation: DirectOperation, count: int) -> bool:
+        """Record a completion; return whether the operation is complete."""
+        operation.calls += 1
+        if count < 0:  # memory is short, or the kernel's own worker was interrupted
+            operation.tries += 1
+            if -count not in _TRANSIENT or operation.tries > _TRIES:
+                raise OSError(-count, os.strerror(-count))
+            self.meter.retries += 1
+            time.sleep(_PAUSE_S * (operation.tries - 1))
+            return False
+        operation.tries = 0
+        done, offset, unit = operation.done, operation.offset, operation.file.alignment.offset
+        if operation.writes:
+            operation.done = written_on(done, count, offset, unit)
+        else:
+            operation.done = read_on(done, count, operation.wanted, offset, unit)
+        return operation.done >= operation.wanted
+
+    def _fail(self, operation: DirectOperation, error: BaseException) -> NoReturn:
+        self._end(operation, ok=False)
+        if not operation.file.name:
+            raise error
+        with transfer_errors("writing" if operation.writes else "reading", operation.file.name):
+            raise error
+
+    def _end(self, operation: DirectOperation, *, ok: bool) -> None:
+        del self._operations[operation.tag]
+        if operation.writes:
+            operation.on_complete(ok)
+        else:
+            self._read.append(functools.partial(operation.on_complete, ok))
+
+    def _wait(self) -> tuple[int, int]:
+        """Return the next completion. After an error the memory in flight is never freed."""
+        try:
+            return self._ring.wait()
+        except BaseException:
+            _lost.extend(operation.data for operation in self._operations.values())
+            self._operations.clear()
+            raise

@@ -2,13 +2,13 @@
 
 A write of several paths moves the whole pages first and then the rest of the last page:
 
-    PathPolicy.choose ─┬─ buffered, uncached ─> CachedFile ──────────────────────> kernel
-                       └─ direct ─> DirectEngine ─ in pieces ─> InFlight ─> Ring ─> kernel
+    PathPolicy.choose ─┬─ buffered, uncached ─> CachedFile ──────────> kernel
+                       └─ direct ─> DirectEngine ─ in pieces ─> Ring ─> kernel
 
 The completion of a direct piece is taken when its thread writes the next range or waits:
 
-    Ring ─> InFlight ─> RingEngine: returns the block to the pool ─> latch of the range, after its
-    last piece ─> latch of the write ─> `on_complete`
+    Ring ─> RingEngine: returns the block to the pool ─> latch of the range, after its last piece ─>
+    latch of the write ─> `on_complete`
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ from typing import Self
 from iobench import linux
 from iobench.errors import IobenchError, UnavailableError
 from iobench.writers.blocks.pages import fresh_pages
-from iobench.writers.direct.engine import CompletionLatch, DirectEngine, ignore
-from iobench.writers.direct.in_flight import OnComplete
+from iobench.writers.direct.engine import CompletionLatch, DirectEngine, OnComplete, ignore
 from iobench.writers.image import Extent
 from iobench.writers.local.direct_file import (
     REFUSED,

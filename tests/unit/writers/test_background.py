@@ -17,10 +17,15 @@ from iobench.linux import DioAlignment
 from iobench.testing import Footprint, content
 from iobench.writers.blocks import channel
 from iobench.writers.blocks.workers import BlockPool
-from iobench.writers.direct import in_flight as flights
+from iobench.writers.direct import engine as direct_engine
 from iobench.writers.direct.background import BackgroundSink
-from iobench.writers.direct.engine import BlockingEngine, DirectEngine, RingEngine, ignore
-from iobench.writers.direct.in_flight import OnComplete
+from iobench.writers.direct.engine import (
+    BlockingEngine,
+    DirectEngine,
+    OnComplete,
+    RingEngine,
+    ignore,
+)
 from iobench.writers.image import Bytes, Extent
 from iobench.writers.local.direct_file import DirectFile
 from iobench.writers.s3 import PartSink
@@ -128,7 +133,7 @@ class _Ring:
 
 def _by_ring(fd: int, pool: BlockPool, ring: _Ring, meter: Meter | None = None) -> BackgroundSink:
     def engine(meter: Meter) -> DirectEngine:
-        return RingEngine(ring, 4, pool, meter, writes=True, path="fake")
+        return RingEngine(ring, 4, pool, meter, path="fake")
 
     return _background(fd, pool, 4, engine, meter, ring=True)
 
@@ -143,7 +148,7 @@ def test_a_failure_is_never_overtaken(
     Memory that the kernel may still use after the failure of a ring is not in the pool.
     """
     lost: list[Bytes] = []
-    monkeypatch.setattr(flights, "_lost", lost)
+    monkeypatch.setattr(direct_engine, "_lost", lost)
     monkeypatch.setattr(channel, "_lost", [])
     for _ in range(30):
         writer = _by_ring(fd, pool, _Ring(fd, nth, breaks=breaks))

@@ -20,7 +20,7 @@ from iobench import linux
 from iobench.errors import DataMismatchError
 from iobench.testing import content
 from iobench.writers.blocks.pages import fresh_pages
-from iobench.writers.direct import in_flight
+from iobench.writers.direct import engine as direct_engine
 from iobench.writers.direct.engine import BlockingEngine, DirectEngine, RingEngine
 from iobench.writers.direct.file import FileSetting, IoPath, PathFile, PathSupport
 from iobench.writers.image import Bytes, Extent, FileImage
@@ -179,8 +179,8 @@ class _Run:
 def lost(monkeypatch: pytest.MonkeyPatch) -> list[Bytes]:
     """The memory lost in this test; pauses take no time."""
     memory: list[Bytes] = []
-    monkeypatch.setattr(in_flight, "_lost", memory)
-    monkeypatch.setattr(in_flight.time, "sleep", lambda _: None)
+    monkeypatch.setattr(direct_engine, "_lost", memory)
+    monkeypatch.setattr(direct_engine.time, "sleep", lambda _: None)
     # Reads into aligned memory are in place here, also on virtual machines; see `_cases`.
     monkeypatch.setattr(direct_file, "host_takes_free_memory", lambda: False)
     return memory
@@ -213,7 +213,7 @@ def test_a_ring(tmp_path: Path, lost: list[Bytes], fault: str, hybrid: bool, wri
         run = _Run(tmp_path / "file", writes=writes, staged=staged, hybrid=hybrid)
         pool, ring = CountedPool(_PIECE), _Ring(how, nth)
         pool.in_kernel = ring.lost
-        engine = RingEngine(ring, 3, pool, run.meter, writes=writes, path="fake")
+        engine = RingEngine(ring, 3, pool, run.meter, path="fake")
         error = raised_within(_DEADLOCK_S, lambda run=run, engine=engine: run.move(engine))
         arrived = run.close()
         assert ring.closed

@@ -18,9 +18,9 @@ from iobench.testing import Footprint, content
 from iobench.units import KIB
 from iobench.writers.base import Writer
 from iobench.writers.direct import engine as direct_engine
-from iobench.writers.direct import in_flight
+from iobench.writers.direct.engine import DirectOperation, RingEngine
 from iobench.writers.direct.file import PathFile
-from iobench.writers.direct.in_flight import DirectOperation, InFlight, PyuringRing
+from iobench.writers.direct.ring import PyuringRing
 from iobench.writers.image import Extent, FileImage
 from iobench.writers.registry import make
 from iobench.writers.transfer import Transfer
@@ -116,11 +116,11 @@ def test_the_next_file_begins_while_blocks_are_in_flight(
 ) -> None:
     """One ring for all files: it never runs empty between two large ones."""
     writer = _writer(name, tmp_path)
-    rings: list[InFlight] = []
-    init = InFlight.__init__
+    rings: list[RingEngine] = []
+    init = RingEngine.__init__
     found: list[int] = []
 
-    def made(ring: InFlight, *given: Any, **options: Any) -> None:
+    def made(ring: RingEngine, *given: Any, **options: Any) -> None:
         init(ring, *given, **options)
         rings.append(ring)
 
@@ -132,7 +132,7 @@ def test_the_next_file_begins_while_blocks_are_in_flight(
 
         return begun
 
-    monkeypatch.setattr(InFlight, "__init__", made)
+    monkeypatch.setattr(RingEngine, "__init__", made)
     monkeypatch.setattr(PathFile, "write", counting(PathFile.write))
     monkeypatch.setattr(PathFile, "read", counting(PathFile.read))
     images = [image for image in _images() if image.size_bytes > _BLOCK]
@@ -152,9 +152,9 @@ def test_an_error_names_its_file(
 ) -> None:
     """Whichever file is written when it is raised, and nothing is published."""
     writer, failing = _writer(name, tmp_path), f"{nth}"
-    advance, pwrite = InFlight._advance, direct_engine.pwrite_direct
+    advance, pwrite = RingEngine._advance, direct_engine.pwrite_direct
 
-    def failed(ring: InFlight, operation: DirectOperation, count: int) -> bool:
+    def failed(ring: RingEngine, operation: DirectOperation, count: int) -> bool:
         last = 5 * _BLOCK
         if operation.file.name.endswith(f"/{failing}") and operation.offset == last:
             raise OSError(errno.EIO, "I/O error")
@@ -166,7 +166,7 @@ def test_an_error_names_its_file(
         return pwrite(fd, data, offset, unit)
 
     with monkeypatch.context() as patch, Footprint.unchanged():
-        patch.setattr(in_flight.InFlight, "_advance", failed)
+        patch.setattr(RingEngine, "_advance", failed)
         patch.setattr(direct_engine, "pwrite_direct", refused)
         with pytest.raises(TransferError) as caught:
             writer.write_many(_images(), tmp_path)
@@ -215,5 +215,5 @@ def test_the_frames_of_a_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(PyuringRing, "write", noted)
     writer.write(FileImage.of("file", [content(_SIZE)]), tmp_path)
-    assert ("work", "write", "write", "_start", "submit", "write") in seen
+    assert ("work", "write", "write", "start", "_submit", "write") in seen
     assert max(map(len, seen)) == 6  # `_try` is the seventh

@@ -26,7 +26,7 @@ from iobench.writers.direct.file import (
     PathFile,
     PathPolicy,
 )
-from iobench.writers.direct.in_flight import PyuringRing, Ring
+from iobench.writers.direct.ring import PyuringRing, Ring
 from iobench.writers.hybrid import HybridWriter
 from iobench.writers.image import FileImage
 from iobench.writers.transfer import Transfer

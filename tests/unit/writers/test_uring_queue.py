@@ -16,8 +16,8 @@ from support.pyuring_wheels import WHEELS_OF_PYURING
 from iobench.environment.uring import IoUring
 from iobench.errors import UnavailableError
 from iobench.testing import Footprint, content
-from iobench.writers.direct import in_flight as module
-from iobench.writers.direct.in_flight import PyuringRing
+from iobench.writers.direct import ring as module
+from iobench.writers.direct.ring import PyuringRing
 
 
 class _Ctx:

@@ -1,6 +1,6 @@
-"""InFlight: operations are continued until they are complete; all in flight are awaited.
+"""RingEngine: operations are continued until they are complete; all in flight are awaited.
 
-RingEngine: blocks are filled while the queue is full, every byte is in its place, no block is lost.
+Blocks are filled while the queue is full, every byte is in its place, no block is lost.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import errno
 import random
 from collections import Counter
 from collections.abc import Sequence
-from typing import Self
 
 import numpy as np
 import pytest
@@ -22,9 +21,8 @@ from iobench.linux import DioAlignment
 from iobench.testing import content
 from iobench.writers.blocks.pages import fresh_pages
 from iobench.writers.blocks.workers import BlockPool
-from iobench.writers.direct import in_flight as module
-from iobench.writers.direct.engine import RingEngine
-from iobench.writers.direct.in_flight import DirectOperation, InFlight
+from iobench.writers.direct import engine as module
+from iobench.writers.direct.engine import DirectOperation, RingEngine
 from iobench.writers.image import Bytes, Extent, FileImage
 from iobench.writers.local.direct_file import DirectFile
 from iobench.writers.transfer import Meter, PathCount
@@ -94,22 +92,10 @@ class FakeRing:
         self.closed = True
 
 
-class _InFlight(InFlight):
-    """Closed at the end of a `with`."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, _: object, error: BaseException | None, trace: object) -> None:
-        self.close(error)
-
-    def drain(self) -> None:
-        while len(self):
-            self.wait_one()
-
-
-def _in_flight(ring: FakeRing, *, writes: bool, meter: Meter | None = None) -> _InFlight:
-    return _InFlight(ring, writes=writes, path="fake", meter=meter or Meter())
+def _engine(
+    ring: FakeRing, iodepth: int = 9, pool: BlockPool | None = None, meter: Meter | None = None
+) -> RingEngine:
+    return RingEngine(ring, iodepth, pool or BlockPool(_PIECE), meter or Meter(), path="fake")
 
 
 _FILE = DirectFile(fd=3, alignment=DioAlignment(memory=_ALIGNMENT, offset=_ALIGNMENT))
@@ -138,10 +124,10 @@ def test_refused_too_often() -> None:
 
 
 def _move_one(ring: FakeRing, *, writes: bool = True, data: Bytes | None = None) -> None:
-    with _in_flight(ring, writes=writes) as in_flight:
+    with _engine(ring) as engine:
         data = content(_BLOCK) if data is None else data
-        in_flight.submit(DirectOperation(_FILE, data, 0, len(data), lambda _: None))
-        in_flight.wait_one()
+        engine.start(DirectOperation(_FILE, data, 0, len(data), lambda _: None, writes))
+        engine.wait_one()
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -150,16 +136,16 @@ def test_a_ring_that_fails_when_it_is_closed(monkeypatch: pytest.MonkeyPatch, fa
     lost: list[Bytes] = []
     monkeypatch.setattr(module, "_lost", lost)
     ring, ended = FakeRing(bytearray(2 * _BLOCK)), []
-    data, in_flight = content(2 * _BLOCK), _in_flight(ring, writes=True)
+    data, engine = content(2 * _BLOCK), _engine(ring)
 
     def broken() -> tuple[int, int]:
         raise OSError(errno.EBADF, "Bad file descriptor")
 
     def save() -> None:
-        with in_flight:
+        with engine:
             for start in (0, _BLOCK):
                 part = data[start : start + _BLOCK]
-                in_flight.submit(DirectOperation(_FILE, part, start, _BLOCK, ended.append))
+                engine.start(DirectOperation(_FILE, part, start, _BLOCK, ended.append, True))
             monkeypatch.setattr(ring, "wait", broken)
             if fails:
                 raise ValueError("the caller's")
@@ -168,15 +154,15 @@ def test_a_ring_that_fails_when_it_is_closed(monkeypatch: pytest.MonkeyPatch, fa
     with pytest.raises(ValueError if fails else OSError) as caught:
         save()
     assert any("Bad file" in note for note in getattr(caught.value, "__notes__", [])) == fails
-    assert (ring.closed, len(in_flight), ended, len(lost)) == (True, 0, [], 2)
+    assert (ring.closed, len(engine), ended, len(lost)) == (True, 0, [], 2)
 
 
 def test_what_is_counted() -> None:
     """Operations are system calls, bytes are those of the blocks."""
     ring, meter = FakeRing(bytearray(_BLOCK), [3, 3]), Meter()
-    with _in_flight(ring, writes=True, meter=meter) as in_flight:
-        in_flight.submit(DirectOperation(_FILE, content(_BLOCK), 0, _BLOCK, lambda _: None))
-        in_flight.drain()
+    with _engine(ring, meter=meter) as engine:
+        engine.start(DirectOperation(_FILE, content(_BLOCK), 0, _BLOCK, lambda _: None, True))
+        engine.drain()
     assert meter.paths == {"fake": PathCount(operations=3, bytes=_BLOCK)}
     assert set(meter.seconds) == {"submit", "write"}
     assert list(meter.latencies["write"].bins.values()) == [1], "one block in three calls"
@@ -193,10 +179,6 @@ def _memory(size: int, *, staged: bool) -> Bytes:
 
 def _ring(file: bytearray) -> FakeRing:
     return FakeRing(file, memory=_ALIGNMENT)
-
-
-def _engine(ring: FakeRing, iodepth: int, pool: BlockPool, *, writes: bool) -> RingEngine:
-    return RingEngine(ring, iodepth, pool, Meter(), writes=writes, path="fake")
 
 
 @given(
@@ -232,7 +214,7 @@ def test_every_byte_is_moved(
     file = bytearray(total) if writes else bytearray(data.tobytes())
     ring = FakeRing(file, outcomes, None if ordered else seed, memory=_ALIGNMENT)
     pool = CountedPool(_PIECE)
-    with _engine(ring, iodepth, pool, writes=writes) as engine:
+    with _engine(ring, iodepth, pool) as engine:
         for start in range(0, total, size):
             stop = min(start + size, total)
 
@@ -266,7 +248,7 @@ def test_blocks_are_filled_before_the_queue_has_room() -> None:
     memory = _memory(16 * _PIECE, staged=True)
     memory[:] = content(len(memory))
     image, ring = Watched.of("image", [memory]), _ring(bytearray())
-    with _engine(ring, 4, BlockPool(_PIECE), writes=True) as engine:
+    with _engine(ring, 4, BlockPool(_PIECE)) as engine:
         wait, before = ring.wait, list[tuple[int, list[int]]]()
         ring.wait = lambda: (before.append((ring.begun, [*copied])), wait())[1]
         engine.write(_FILE, Extent(image, 0, 5 * _PIECE, 0))
@@ -287,7 +269,7 @@ def test_the_next_read_starts_before_a_copy() -> None:
     data = content(16 * _PIECE)
     image = Watched.of("image", [_memory(16 * _PIECE, staged=True)])
     ring = _ring(bytearray(data.tobytes()))
-    with _engine(ring, 8, BlockPool(_PIECE), writes=False) as engine:
+    with _engine(ring, 8, BlockPool(_PIECE)) as engine:
         engine.read(_FILE, Extent(image, 0, 16 * _PIECE, 0))
         assert in_flight == [8] * 8
         engine.drain()
@@ -298,7 +280,7 @@ def test_closed_without_drain() -> None:
     """Operations in flight are awaited; their ranges complete as failed."""
     image, pool = FileImage.of("image", [_memory(4 * _PIECE, staged=True)]), CountedPool(_PIECE)
     calls: list[bool] = []
-    with _engine(_ring(bytearray(4 * _PIECE)), 4, pool, writes=False) as engine:
+    with _engine(_ring(bytearray(4 * _PIECE)), 4, pool) as engine:
         for start in range(0, 4 * _PIECE, _PIECE):
             engine.read(_FILE, Extent(image, start, start + _PIECE, start), calls.append)
     assert calls == [False] * 4
@@ -317,7 +299,7 @@ def test_a_copy_that_fails() -> None:
 
     image, pool = Broken.of("image", [_memory(3 * _PIECE, staged=True)]), CountedPool(_PIECE)
     calls: dict[int, bool] = {}
-    with _engine(_ring(bytearray(3 * _PIECE)), 4, pool, writes=False) as engine:
+    with _engine(_ring(bytearray(3 * _PIECE)), 4, pool) as engine:
         for start in range(0, 3 * _PIECE, _PIECE):
 
             def ended(whole: bool, at: int = start) -> None:
