@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -19,14 +20,6 @@ from iobench.train.trainer import Trainer
 
 GAUGES = ("/proc/meminfo", "/proc/{pid}/status")
 """The files that a sampler of blocks reads: dirty pages, resident memory of the process `pid`."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Reference:
-    """Result of training without checkpoints: every loss, and a digest of the state at the end."""
-
-    losses: tuple[float, ...]
-    digest: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,28 +39,20 @@ class TrainingBlocks:
     sampler: FileSampler
     run_id: str
 
-    def reference(self) -> Reference:
-        """Return the losses and the state of training without checkpoints; not timed."""
+    @cached_property
+    def reference(self) -> tuple[list[float], str]:
+        """Every loss of training without checkpoints, and a digest of the state at the end."""
         self.trainer.rewind()
-        losses = tuple(self.trainer.step() for _ in range(self.steps))
-        return Reference(losses=losses, digest=self._digest())
+        return [self.trainer.step() for _ in range(self.steps)], self._digest()
 
-    def run(
-        self,
-        arm: Arm,
-        directory: Path,
-        reference: Reference,
-        *,
-        repetition: int,
-        order: int,
-        resume: bool,
-    ) -> TrainBlock:
+    def run(self, arm: Arm, directory: Path, repetition: int, order: int) -> TrainBlock:
         """Run one block of `arm`, with its checkpoints in the new `directory`.
 
         One more checkpoint is taken before the clock starts: it allocates the slots and runs all
-        code once. With `resume`, training then goes on from the last checkpoint and is compared
-        with `reference`.
+        code once. In the first repetition training then goes on from the last checkpoint. Both are
+        compared with `reference`.
         """
+        expected = self.reference  # not timed
         saver = saver_for(arm, directory)
         try:
             warm_up(self.trainer, saver)
@@ -77,8 +62,8 @@ class TrainingBlocks:
             saver.wait()
             ended_s = time.perf_counter()
             readings = [texts for _, texts in self.sampler.texts(began_s, ended_s)]
-            equal = tuple(losses) == reference.losses and self._digest() == reference.digest
-            resumed = self._resumed(saver, reference) if resume and arm.by else None
+            equal = (losses, self._digest()) == expected
+            resumed = self._resumed(saver) if arm.by and not repetition else None
             return TrainBlock(
                 run_id=self.run_id,
                 repetition=repetition,
@@ -114,13 +99,13 @@ class TrainingBlocks:
                 saver.save(self.trainer.state(), step)
         return losses, step_s, persisting
 
-    def _resumed(self, saver: Saver, reference: Reference) -> bool:
+    def _resumed(self, saver: Saver) -> bool:
         """Return whether the steps after the last checkpoint give the same results, bit for bit."""
         self.trainer.rewind()
         self.trainer.resume(saver.load())
-        done = self.trainer.steps_done
-        losses = tuple(self.trainer.step() for _ in range(done, self.steps))
-        return losses == reference.losses[done:] and self._digest() == reference.digest
+        (expected, digest), done = self.reference, self.trainer.steps_done
+        losses = [self.trainer.step() for _ in range(done, self.steps)]
+        return losses == expected[done:] and self._digest() == digest
 
     def _digest(self) -> str:
         digest = xxhash.xxh3_128()

@@ -134,7 +134,6 @@ class Session:
                 sampler=sampler,
                 run_id=run.run_id,
             )
-            reference = blocks.reference()
             for repetition in range(self.repeat):
                 arms = self.arms if repetition % 2 == 0 else self.arms[::-1]
                 for order, arm in enumerate(arms):
@@ -142,14 +141,7 @@ class Session:
                     with opened.settled():
                         pass
                     directory = Path(opened.scratch.locate(f"{repetition}-{order}"))
-                    block = blocks.run(
-                        arm,
-                        directory,
-                        reference,
-                        repetition=repetition,
-                        order=order,
-                        resume=repetition == 0,
-                    )
+                    block = blocks.run(arm, directory, repetition, order)
                     results.write(block)
                     progress.result(block)
                     if arm.by is not None:

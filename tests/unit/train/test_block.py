@@ -51,8 +51,7 @@ def _run(
             sampler=sampler,
             run_id="r",
         )
-        reference = blocks.reference()
-        return blocks.run(arm, directory, reference, repetition=0, order=0, resume=True)
+        return blocks.run(arm, directory, repetition=0, order=0)
 
 
 class _Clock:
