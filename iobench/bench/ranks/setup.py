@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import tempfile
 from collections.abc import Sequence
@@ -20,6 +19,7 @@ from iobench.units import count_of, format_size
 from iobench.verification.imported import load_workload
 from iobench.workloads.reshape import Shape
 from iobench.workloads.specs import FileSpec, size_of
+from iobench.writers.local.new_file import write_text
 from iobench.writers.s3_store.target import is_s3
 
 _TOKEN = "token"
@@ -115,10 +115,7 @@ def show_token(scratch: Sequence[str]) -> str:
     token = secrets.token_hex(8)
     for one in scratch:
         if not is_s3(one):
-            with (Path(one) / _TOKEN).open("x") as file:
-                file.write(token)
-                file.flush()
-                os.fsync(file.fileno())
+            write_text(Path(one) / _TOKEN, token)
     return token
 
 

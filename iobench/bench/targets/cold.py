@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +14,16 @@ from iobench.results.records import Cold
 from iobench.writers.removal import entries_below
 
 _DROP_CACHES = "/proc/sys/vm/drop_caches"
+
+
+@contextmanager
+def opened(path: str | Path, flags: int = 0) -> Iterator[int]:
+    """Yield a descriptor of a file or directory, to read from; `flags` are further ones."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | flags)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
 
 
 @dataclass(frozen=True)
@@ -78,25 +89,19 @@ def evict(files: Iterable[str | Path], *, beside: bool = False) -> EvictedFiles:
 
 def evict_file(path: str | Path, *, sync: bool = True) -> int:
     """Evict one file, and sync it before; return its bytes."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
+    with opened(path) as fd:
         if sync:
             os.fsync(fd)  # posix_fadvise does not evict dirty pages
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
         return os.fstat(fd).st_size
-    finally:
-        os.close(fd)
 
 
 def resident_bytes(paths: Iterable[str | Path]) -> tuple[int, str]:
     """Return the bytes of files in the page cache, and the methods that counted them."""
     total, methods = 0, set()
     for path in paths:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
+        with opened(path) as fd:
             resident, method = linux.resident_bytes(fd)
-        finally:
-            os.close(fd)
         total += resident
         methods.add(method)
     return total, "+".join(sorted(methods))

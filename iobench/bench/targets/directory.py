@@ -14,6 +14,7 @@ from pathlib import Path
 from iobench import linux
 from iobench.bench.processes.interrupts import deferred_interrupts
 from iobench.bench.targets.base import OpenTarget
+from iobench.bench.targets.cold import opened
 from iobench.checkpoint.store import StagedCheckpoint
 from iobench.environment import DeviceMonitor, Machine, Storage, describe_machine, describe_storage
 from iobench.environment.mounts import mount_id_of, mounts_in
@@ -170,19 +171,13 @@ def _detach_mounts(directory: Path) -> None:
     by now, so the id decides whether it is that mount.
     """
     try:
-        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        with opened(directory, os.O_DIRECTORY | os.O_NOFOLLOW) as fd:
+            below = os.readlink(f"/proc/self/fd/{fd}")
     except OSError as error:
         if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
             raise
         return
-    try:
-        below = os.readlink(f"/proc/self/fd/{fd}")
-    finally:
-        os.close(fd)
     for mount in mounts_in(below):
-        point = os.open(mount.mount_point, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
-        try:
+        with opened(mount.mount_point, os.O_PATH | os.O_NOFOLLOW) as point:
             if mount_id_of(point) == mount.mount_id:
                 linux.detach_mount(point)
-        finally:
-            os.close(point)

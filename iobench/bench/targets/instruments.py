@@ -7,11 +7,11 @@ import stat
 import tempfile
 from array import array
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from iobench import linux
+from iobench.bench.targets.cold import opened
 from iobench.environment import DeviceMonitor
 from iobench.environment.mounts import mounts_in
 from iobench.environment.probes import BY_A_LIBRARY, PROBE_BYTES, try_sync
@@ -139,7 +139,7 @@ class _Look:
             if self._instruments._local and found.st_dev != self._directory.stat().st_dev:
                 self.problems.append(f"{name} is on another file system")
                 return None
-            with _opened(path) as fd:
+            with opened(path, os.O_NOFOLLOW) as fd:
                 if not self._instruments.unseen:
                     self.unsynced_bytes += linux.cachestat_unsynced_bytes(fd)
                 if ours and (hole := _first_hole(fd)) < found.st_size:
@@ -168,15 +168,6 @@ def _unflushed(fd: int, monitor: DeviceMonitor) -> str:
 
 def _kind(mode: int) -> str:
     return "a symbolic link" if stat.S_ISLNK(mode) else "not a regular file"
-
-
-@contextmanager
-def _opened(path: str) -> Iterator[int]:
-    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        yield fd
-    finally:
-        os.close(fd)
 
 
 def _first_hole(fd: int) -> int:

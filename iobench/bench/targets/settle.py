@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from iobench import linux
+from iobench.bench.targets.cold import opened
 from iobench.environment import DeviceMonitor
 from iobench.writers.local import deferred_free
 
@@ -63,11 +64,8 @@ def settled(
 def _sync(directory: Path, monitor: DeviceMonitor) -> tuple[float, object]:
     """Sync the file system. Return the time after it, and the counters at this time."""
     deferred_free.wait()
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+    with opened(directory, os.O_DIRECTORY) as fd:
         linux.sync_file_system(fd)
-    finally:
-        os.close(fd)
     return time.monotonic(), monitor.read()
 
 
