@@ -1,12 +1,13 @@
 """Anonymised copies of result files and tuning journals, for publication.
 
-Only what is listed leaves: the fields of `known_fields`, numbers, facts of hardware and software,
+Only what is listed leaves: the fields of `_known`, numbers, facts of hardware and software,
 and texts word by word. A word stays if the source of iobench has it, or if it is a number. Hosts,
 places and all other words get a replacement, which is the same wherever they occur.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import os
@@ -16,13 +17,39 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 from iobench import workloads
 from iobench.errors import ResultFileError, TransferError
+from iobench.results.codec import KINDS
 from iobench.results.file import check_new
-from iobench.results.known_fields import FACTS, FREE, HOSTS, PLACES, known
 
+_FACT_FIELDS = """
+schema kind run_id config_hash fingerprint files_sha256 started_at finished_at at iobench
+architecture container distribution driver fs_type governor hypervisor kernel kernel_version model
+nvidia_driver nvidia_fs_version product scheduler transparent_hugepage transport write_cache
+gpus.name gpus.pci device.name device.disk device.device device.type backing.name backing.disk
+backing.device backing.type files.path files.format
+"""
+_FACTS = frozenset(_FACT_FIELDS.split())
+"""Fields, or PARENT.FIELD, whose texts are of hardware, software or iobench: they stay whole."""
+_HOSTS = {"hostname", "hosts"}
+_PLACES = {"backing_file", "cufile", "endpoint", "mount_point", "path", "source", "target"}
+_FREE = {"storages": "storage", "versions": "version"} | dict.fromkeys(
+    ("bins", "decisions", "latencies", "options", "paths", "phases_s"), ""
+)
+"""Objects whose keys writers, packages and targets choose, and the field that each value is."""
+_OTHERS = """
+aa arm arms asked backgrounds baseline block_size ceiling_jobs crc32 cuda_bindings every
+every_asked failure_shape failures_per_1000_node_days floor floor_record gpus_per_node
+granularities huge_pages iodepth ioengine label largest_bytes left_out max_bytes max_cpu_s_per_gib
+max_memory_bytes max_s measured memcpy_bytes_per_s model_params no_ceiling objective origin
+own_server phase pool_bytes precision probe ranks refill_buffers repeat restart_s restore
+restore_modes restore_subsets round round_s rules save seed serializers simulated_s
+simulates_whole_step spent_s step_scaled steps targets took_s until verb verify writers
+written_bytes
+"""
+"""The free-form parts of records, and the records of journals."""
 _OPTIONS_KEPT = {
     *("allocsize", "cache", "commit", "compress", "compress-force", "data", "errors", "index"),
     *("jqfmt", "local_lock", "logbsize", "lookupcache", "metacopy", "minorversion", "mode"),
@@ -141,10 +168,10 @@ class _Copy:
             cleaned = {}
             for name, one in value.items():
                 path = f"{where}.{name}" if where else name
-                if key in FREE:
+                if key in _FREE:
                     kept = self._place(name, key) if key == "storages" else self._words(name, path)
-                    cleaned[self._note(path, name, kept)] = self.clean(one, FREE[key], key, path)
-                elif name not in known() or (
+                    cleaned[self._note(path, name, kept)] = self.clean(one, _FREE[key], key, path)
+                elif name not in _known() or (
                     name == "files"  # of a plan: their paths are public in the catalogue
                     and isinstance(one, list)
                     and value.get("workload") not in workloads.names()
@@ -158,13 +185,13 @@ class _Copy:
         return self._text(value, key, parent, where) if isinstance(value, str) else value
 
     def _text(self, text: str, key: str, parent: str, where: str) -> str:
-        if key in FACTS or f"{parent}.{key}" in FACTS or _REPLACED.fullmatch(text) or not text:
+        if key in _FACTS or f"{parent}.{key}" in _FACTS or _REPLACED.fullmatch(text) or not text:
             return text
         if key == "version" and _VERSION.fullmatch(text):
             return text
-        if key in HOSTS:
+        if key in _HOSTS:
             new = self._new("host", text)
-        elif key in PLACES:
+        elif key in _PLACES:
             new = self._place(text, key)
         elif key == "workload" or f"{parent}.{key}" == "workload.name":
             new = text if text in workloads.names() else self._new("workload", text)
@@ -234,3 +261,19 @@ def _vocabulary() -> frozenset[str]:
     for path in Path(__file__).parents[1].rglob("*.py"):
         found.update(one.strip(".:!?") for one in _WORD.findall(path.read_text("utf-8")))
     return frozenset(one for one in found if not one.startswith("/"))
+
+
+@cache
+def _known() -> frozenset[str]:
+    """Return the names of all fields that iobench writes."""
+    found = {*_OTHERS.split(), *_HOSTS, *_PLACES, *(one.rpartition(".")[2] for one in _FACTS)}
+    todo: list[Any] = list(KINDS.values())
+    seen = set()
+    while todo:
+        kind = todo.pop()
+        todo += get_args(kind)
+        if dataclasses.is_dataclass(kind) and kind not in seen:
+            seen.add(kind)
+            found |= {field.name for field in dataclasses.fields(kind)}
+            todo += get_type_hints(kind).values()
+    return frozenset(found)

@@ -141,5 +141,5 @@ def _context(header: TuningRecord) -> Context:
     return Context(
         workload_bytes=0,
         scale=None if whole else f"{format_size(largest)} at most",
-        volatile=volatile_of(header.storage),
+        volatile={None: volatile_of(header.storage)},
     )

@@ -183,7 +183,7 @@ class Tuning:
                 scale=f"{format_size(self.actual_bytes(self.largest_bytes))} at most"
                 if self.largest_bytes < self.full_bytes
                 else None,
-                volatile=volatile_of(self.target.describe()[1]),
+                volatile={None: volatile_of(self.target.describe()[1])},
             ),
         )
 

@@ -31,7 +31,7 @@ _DEFAULT_DURATION = "10min"
 _DEFAULT_BYTES = TIB
 _SUSTAINED_TIMES = 100  # saves of each contender that show when the rate changes, to 1% of the time
 _LEAST_AUTO = 8  # 6 of them decide: with fewer samples no interval holds the median with 95%
-_DECIDING = 0.8  # the fraction of repetitions that decides: docs/statistics.md has the coverage
+_DECIDING = 0.8  # of the repetitions, the first ones, decide: docs/statistics.md has the coverage
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,11 +142,7 @@ class Repeat:
             return done < 1
         if done < self.times:
             return True
-        return _widest(samples, self.deciding(done)) > self.precision
-
-    def deciding(self, done: int) -> int:
-        """Return how many of `done` repetitions, the first ones, decide about the precision."""
-        return math.floor(_DECIDING * done)
+        return _widest(samples, math.floor(_DECIDING * done)) > self.precision
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields of a plan; `round_s` is there where saves follow each other."""

@@ -78,16 +78,15 @@ class Context:
 
     `restored_bytes` are the bytes of a restore that reads only a part of them. `variants` give the
     bytes of samples with their axes; other samples move the workload's bytes. `scale` says how the
-    workload was scaled down. `volatile` names a file system that is held in memory, and
-    `volatile_targets` those of several targets, by location.
+    workload was scaled down. `volatile` names the file system that is held in memory below each
+    target, None for the only one.
     """
 
     workload_bytes: int
     restored_bytes: int | None = None
     variants: tuple[VariantFacts, ...] = ()
     scale: str | None = None
-    volatile: str | None = None
-    volatile_targets: Mapping[str, str | None] = field(default_factory=dict)
+    volatile: Mapping[str | None, str | None] = field(default_factory=dict)
     repeats_every: int | None = None
     """After how many bytes the data repeat; see `repeats_every`."""
 
@@ -99,17 +98,16 @@ class Context:
             restored_bytes=run.workload.restored_bytes,
             variants=run.variants,
             scale=(run.workload.scale or "smaller than full size") if run.workload.scaled else None,
-            volatile=volatile_of(run.environment.storage),
-            volatile_targets={
-                target: volatile_of(storage) for target, storage in run.environment.storages.items()
+            volatile={
+                target: volatile_of(run.environment.storage_of(target))
+                for target in (None, *run.environment.storages)
             },
             repeats_every=repeats_every(run),
         )
 
     def volatile_under(self, sample: Sample) -> str | None:
         """Return the file system in memory that the sample was measured on; None for others."""
-        target = sample.axes.target
-        return self.volatile if target is None else self.volatile_targets.get(target)
+        return self.volatile.get(sample.axes.target)
 
     def expected_bytes(self, sample: Sample) -> int:
         """Return the bytes that the sample must have moved."""

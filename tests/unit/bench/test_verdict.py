@@ -251,7 +251,7 @@ def test_the_context_of_a_full_run_in_memory(storage: Storage) -> None:
         workload=replace(EXAMPLE.run.workload, scaled=False, scale=None),
         environment=replace(EXAMPLE.run.environment, storage=storage),
     )
-    assert Context.of(run) == Context(workload_bytes=SIZE, volatile="tmpfs")
+    assert Context.of(run) == Context(workload_bytes=SIZE, volatile={None: "tmpfs"})
 
 
 def test_the_worst_verdict_stands_and_reasons_are_counted() -> None:
@@ -313,7 +313,7 @@ def test_a_save_is_proved_by_a_valid_restore_only(restore: Sample) -> None:
 
 def test_a_file_system_in_memory_needs_no_cold_restore() -> None:
     """The page cache is its storage, and no page of it can be evicted."""
-    context = Context(workload_bytes=SIZE, volatile="tmpfs")
+    context = Context(workload_bytes=SIZE, volatile={None: "tmpfs"})
     warm = replace(RESTORE, setting=SAVE.setting, cold=cold(1.0), device=None, verified=GOOD)
     save = replace(SAVE, verified=None, device=None, stored=stored(unseen="always dirty"))
     proved, _ = with_verification([save, warm], context)
