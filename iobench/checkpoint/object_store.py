@@ -20,8 +20,8 @@ from iobench.writers.base import StoredObjects, Writer
 from iobench.writers.image import FileImage
 from iobench.writers.removal import remove_all, warn_of
 from iobench.writers.s3 import S3Writer
+from iobench.writers.s3_store.connection import leaves_failed
 from iobench.writers.s3_store.target import S3Target
-from iobench.writers.s3_store.upload import leaves_failed
 
 SERIAL = "serial-"
 """Begin of the name of the object that says the serial number of a checkpoint, such as serial-7."""
@@ -34,7 +34,7 @@ class StagedObjects:
     age order is known without a read of every manifest.
 
     Use it as a context manager. An exit without `publish` deletes everything written and aborts
-    unfinished uploads; inside `leaving_failed`, only after a `publish` that failed. Raises
+    unfinished uploads; inside `TimeLimit.within`, only after a `publish` that failed. Raises
     TargetError when `final` has objects already.
     """
 

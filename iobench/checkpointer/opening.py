@@ -87,8 +87,7 @@ class CheckpointerOptions:
             tiers=self.tiers,
             world=self.own_world,
         )
-        if self.given is not None:
-            self.given.check(self.__dict__, ranked=ranked)
+        self.given.check(self.__dict__, ranked=ranked)
         if self.in_order and self.on_full == "drop":
             raise OptionError("every_save: on_full='drop' drops saves; use 'wait'")
         if many is not None and not (type(many) is int and many > 0):
@@ -103,7 +102,7 @@ class CheckpointerOptions:
             value = getattr(self, name)
             if not isinstance(value, classes) or (isinstance(value, bool) and bool not in classes):
                 raise OptionError(f"{name}={value!r}: takes a value such as {example}")
-        if self.placement is not None and (self.given is None or self.given.remote is None):
+        if self.placement is not None and self.given.remote is None:
             raise OptionError("placement: needs tiers=[Remote(...)]")
         if self.on_event is not None and not callable(self.on_event):
             raise OptionError(
@@ -132,11 +131,9 @@ class CheckpointerOptions:
         return writer_of(self.writer)
 
     @functools.cached_property
-    def given(self) -> GivenTiers | None:
+    def given(self) -> GivenTiers:
         """The tiers by kind."""
-        if not self.tiers:
-            return None
-        return GivenTiers.of(self.tiers)
+        return GivenTiers.of(self.tiers or ())
 
     @functools.cached_property
     def participant(self) -> SaveParticipant:
@@ -154,8 +151,7 @@ class CheckpointerOptions:
     @property
     def in_order(self) -> bool:
         """Whether every snapshot is written, the oldest first."""
-        remote = None if self.given is None else self.given.remote
-        return remote is not None and remote.every_save
+        return self.given.remote is not None and self.given.remote.every_save
 
     @property
     def rate_bytes_per_s(self) -> int | None:
@@ -201,7 +197,7 @@ class Opening:
         users = options.keep or KeepAll()
         keep = users if self.tier is None else self.tier.keeping(users)
         try:
-            if given is not None and given.memories:
+            if given.memories:
                 snapshots = partial(SnapshotMemory, given.memories, ranks.world)
                 self.memory, _ = ranks.together("memory tiers", snapshots, lambda _: None)
                 self.restoring.memory = self.memory
@@ -222,7 +218,7 @@ class Opening:
             raise
 
     def _store_at(self, location: str | Path) -> CheckpointStore:
-        remote = self.options.given.remote if self.options.given is not None else None
+        remote = self.options.given.remote
         if remote is None:
             return store_at(location, self.options.own_writer)
         self.options.own_writer.check_scheme(location)

@@ -163,17 +163,16 @@ class DrainQueue:
 
     def pending(self) -> list[Queued]:
         """Return those that are not settled: not durable, or not read back. Last saved first."""
-        return self._in_states(PENDING, local=True)
+        return [one for one in self._in_states(PENDING) if one.local]
 
     def not_durable(self) -> list[Queued]:
         """Return those that are not in the remote tier and should be. Last saved first."""
         return self._in_states(NOT_DURABLE)
 
-    def _in_states(self, states: Collection[CopyState], *, local: bool = False) -> list[Queued]:
+    def _in_states(self, states: Collection[CopyState]) -> list[Queued]:
         """Return the entries in these states; those of many checkpoints are settled."""
         with self.changed:
             found = [one for one in list(self._entries.values()) if one.state in states]
-        found = [one for one in found if one.local or not local]
         return sorted(found, key=lambda one: one.serial, reverse=True)
 
     def to_copy(self) -> list[Queued]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,7 @@ from iobench.checkpoint.rate_limit import RateLimit
 from iobench.checkpoint.retention import KeepAll, Retention, readable_manifest
 from iobench.checkpoint.save import Save
 from iobench.checkpoint.store import CheckpointStore, DirectoryStore, store_at
-from iobench.errors import OptionError, TransferError, UsageError
+from iobench.errors import OptionError, UsageError
 from iobench.remote.memory import Memory
 from iobench.remote.remote_copy import (
     DRAINING_SUFFIX,
@@ -35,7 +35,6 @@ from iobench.writers.file_writer import FileWriter
 from iobench.writers.removal import remove_all, remove_entry, warn_of
 from iobench.writers.s3 import S3Writer
 from iobench.writers.s3_store.target import is_s3
-from iobench.writers.s3_store.upload import leaving_failed
 
 OnBacklog = Literal["wait", "drop"]
 
@@ -230,14 +229,12 @@ class RemoteTier:
 
     def copy(self, place: str | Path, serial: int, limit: RateLimit) -> RemoteCopy:
         """Return the copy at `place`. It need not be open, except to publish a copy."""
-        if isinstance(self.store, ObjectStore):
-            assert isinstance(self.writer, S3Writer)  # see Remote.new_writer
+        if isinstance(self.writer, S3Writer):  # see Remote.new_writer
             return ObjectCopy(str(place), self.writer, serial=serial, limit=limit)
+        assert isinstance(self.writer, FileWriter)
         assert isinstance(self.store, DirectoryStore)
-        assert isinstance(self.writer, FileWriter)  # see Remote.new_writer
-        return DirectoryCopy(
-            Path(place), self.writer, serial=serial, limit=limit, lock=self.store.lock
-        )
+        lock = self.store.lock
+        return DirectoryCopy(Path(place), self.writer, serial=serial, limit=limit, lock=lock)
 
     def would_keep(self, waiting: dict[int, tuple[int, float]]) -> set[int]:
         """Return the steps of `waiting` that the retention of this tier would keep."""
@@ -269,8 +266,15 @@ class RemoteTier:
         `tidy`, so that the save is written elsewhere without another wait. After `limit_s` seconds
         all requests to a bucket end, and TransferError is raised; None: no limit.
         """
-        with self._lock, leaving_failed(), _within_limit(self.direct_writer, limit_s, where):
-            yield self.direct_writer
+        writer = self.direct_writer
+        with self._lock, ExitStack() as stack:
+            if isinstance(writer, S3Writer):
+                late = (
+                    f"{where}: not written within {format_seconds(limit_s or 0.0)}, the expected "
+                    "time and that of a local save together"
+                )
+                stack.enter_context(writer.client.time_limit.within(limit_s, late))
+            yield writer
 
     @contextmanager
     def alone(self) -> Iterator[None]:
@@ -310,31 +314,6 @@ class RemoteTier:
                 self.direct_writer.close()
             if isinstance(self.options.writer, str):
                 self.writer.close()
-
-
-@contextmanager
-def _within_limit(writer: Writer, limit_s: float | None, where: str) -> Iterator[None]:
-    """End all requests of `writer`, if it is that of a bucket, `limit_s` seconds after the begin.
-
-    It must not be in use elsewhere. Raises TransferError then. None: no limit.
-    """
-    if limit_s is None or not isinstance(writer, S3Writer):
-        yield
-        return
-    limit, passed = writer.client.time_limit, False
-    try:
-        with limit.within(limit_s):
-            try:
-                yield
-            finally:
-                passed = limit.passed
-    except TransferError as error:
-        if not passed:
-            raise
-        raise TransferError(
-            f"{where}: not written within {format_seconds(limit_s)}, the expected time and that of "
-            "a local save together"
-        ) from error
 
 
 def _another(writer: Writer) -> Writer:

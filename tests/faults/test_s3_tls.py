@@ -16,7 +16,6 @@ from iobench.testing import content
 from iobench.writers.image import FileImage
 from iobench.writers.s3 import S3Writer
 from iobench.writers.s3_store.errors import explain
-from iobench.writers.s3_store.upload import leaving_failed
 
 pytest.importorskip("cryptography", reason="cryptography is not installed")
 
@@ -193,7 +192,7 @@ def test_a_time_limit(authority, monkeypatch) -> None:
         writer = S3Writer(endpoint_url=server.endpoint_url, addressing_style="path", threads=2)
         server.fail("part", silence, times=100)
         limit = writer.client.time_limit
-        with pytest.raises(TransferError), limit.within(0.2), leaving_failed():
+        with pytest.raises(TransferError), limit.within(0.2):
             writer.write(FileImage.of("model", [data]), _TARGET)
         server.forget_faults()
         writer.write(FileImage.of("model", [data]), _TARGET)

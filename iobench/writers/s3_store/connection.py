@@ -17,8 +17,10 @@ import time
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
+from iobench.errors import TransferError
 from iobench.units import KIB
 
 THREAD = "iobench-time-limit"
@@ -28,6 +30,14 @@ _SLOWEST = KIB  # bytes per second; an answer that arrives more slowly has faile
 # While S3 completes an upload, it sends the header and then a space now and then. That takes
 # several minutes for a large object (API reference of CompleteMultipartUpload).
 _COMPLETION_S = 900.0
+
+
+_leaving: ContextVar[bool] = ContextVar("iobench_leaving_failed_uploads", default=False)
+
+
+def leaves_failed() -> bool:
+    """Return whether this thread is inside `TimeLimit.within`, of any client."""
+    return _leaving.get()
 
 
 class TimeLimit:
@@ -49,12 +59,31 @@ class TimeLimit:
         return self._passed.is_set()
 
     @contextmanager
-    def within(self, limit_s: float) -> Iterator[None]:
+    def within(self, limit_s: float | None, late: str = "") -> Iterator[None]:
         """End what still runs in the body after `limit_s` seconds. Not for two threads at once.
 
-        An upload that fails cannot be aborted in the body: use `leaving_failed` too. There is no
-        limit if the interpreter ends and refuses new threads.
+        A TransferError of the body has the text `late` then. None: no other limit than that of a
+        `within` around it. There is none if the interpreter ends and refuses new threads. What
+        fails in the body leaves its uploads and objects to somebody who tidies up later: a server
+        that does not answer would make the clean-up wait for its timeouts once more.
         """
+        before = _leaving.set(True)
+        try:
+            if limit_s is None:
+                yield
+            else:
+                with self._limited(limit_s):
+                    try:
+                        yield
+                    except TransferError as error:
+                        if not (late and self.passed):
+                            raise
+                        raise TransferError(late) from error
+        finally:
+            _leaving.reset(before)
+
+    @contextmanager
+    def _limited(self, limit_s: float) -> Iterator[None]:
         timer = threading.Timer(limit_s, self._end)
         timer.name, timer.daemon = THREAD, True
         self._until_s = time.monotonic() + limit_s

@@ -5,15 +5,14 @@ from __future__ import annotations
 import hashlib
 import threading
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from iobench.errors import IobenchError, TransferError
 from iobench.writers.image import Bytes
 from iobench.writers.s3_store.client import S3Client
+from iobench.writers.s3_store.connection import leaves_failed
 from iobench.writers.s3_store.errors import (
     CorruptedError,
     code_of,
@@ -52,30 +51,11 @@ class SentObject:
 PART_UPLOAD, PUT = "part upload", "put"
 _REFUSED = {"NotImplemented", "InvalidRequest", "InvalidArgument", "XNotImplemented"}
 _ABORT_ATTEMPTS = 4
-_leaving: ContextVar[bool] = ContextVar("iobench_leaving_failed_uploads", default=False)
 _unfinished: dict[str, S3Client] = {}
 """Clients with an upload to abort, by upload ID.
 
 The reference keeps a client alive while its stream is garbage. Otherwise the collector might clear
 the client before the stream, and the stream could not abort its upload."""
-
-
-@contextmanager
-def leaving_failed() -> Iterator[None]:
-    """Let what fails in this thread leave its uploads and objects to somebody who tidies up later.
-
-    A server that does not answer would make the clean-up wait for its timeouts once more.
-    """
-    before = _leaving.set(True)
-    try:
-        yield
-    finally:
-        _leaving.reset(before)
-
-
-def leaves_failed() -> bool:
-    """Return whether this thread is inside `leaving_failed`."""
-    return _leaving.get()
 
 
 class S3Upload:
@@ -185,7 +165,7 @@ class S3Upload:
         self._forget()
 
     def fail(self) -> None:
-        """End after an error: `leave` inside `leaving_failed`, else `abort`. Never raises."""
+        """End after an error: `leave` inside `TimeLimit.within`, else `abort`. Never raises."""
         if leaves_failed():
             self.leave()
         else:
