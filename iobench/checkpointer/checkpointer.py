@@ -27,7 +27,7 @@ from iobench.errors import OptionError, UsageError
 from iobench.ranks.control import checkpointer_control
 from iobench.ranks.restore_plan import RestoreMode, check_restore_mode
 from iobench.ranks.world import AnyWorld
-from iobench.remote.memory_pool import TierUse
+from iobench.remote.memory import TierUse
 from iobench.remote.placement import Placement
 from iobench.remote.remote import AnyTier
 from iobench.replicas.partner import Partner

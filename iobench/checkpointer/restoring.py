@@ -28,7 +28,7 @@ from iobench.errors import StateMismatchError, UsageError
 from iobench.ranks.control import Control
 from iobench.ranks.restore_plan import RestoreMode
 from iobench.remote.local_tier import LocalTier
-from iobench.remote.memory_pool import MemorySlot
+from iobench.remote.memory import MemorySlot
 from iobench.remote.snapshot_memory import MemoryCandidates, SnapshotMemory
 from iobench.remote.tiered_store import Listed, TieredCandidates, TieredStore
 from iobench.replicas.nearest import ReplicaCandidates

@@ -115,23 +115,11 @@ def export(
     source are compared. `progress` gets the bytes that this rank has written and read again, and
     how many there are. Raises UsageError, DataMismatchError for damage, TransferError, RankError.
     """
+    given = {**locals(), "out": Path(out)}
+    del given["world"]
     if is_s3(out):
         raise UsageError(f"{out}: an export is a directory or a file; copy it to the bucket")
-    made = Export(
-        path=path,
-        out=Path(out),
-        format=format,
-        key=key,
-        strip_prefix=strip_prefix,
-        dtype=dtype,
-        max_shard_bytes=parse_size(max_shard_size),
-        memory_bytes=parse_size(memory),
-        writer=writer,
-        replace=replace,
-        verify=verify,
-        progress=progress,
-    )
-    found = World.of(world)
+    made, found = Export(**given), World.of(world)
     control = shared_control(found, Path(os.path.abspath(out)).parent).sub(
         "export", deadline_s=_DEADLINE_S
     )
@@ -163,8 +151,8 @@ class Export:
     key: str
     strip_prefix: str
     dtype: str | None
-    max_shard_bytes: int
-    memory_bytes: int
+    max_shard_size: int | str
+    memory: int | str
     writer: Writer | str | None
     replace: bool
     verify: bool
@@ -179,6 +167,8 @@ class Export:
         self.dtype = _SHORT.get(self.dtype or "", self.dtype)
         if self.dtype is not None and self.dtype not in _SHORT.values():
             raise OptionError(f"dtype {self.dtype!r}: choose bf16, fp16 or fp32")
+        self.memory_bytes = parse_size(self.memory)
+        self.max_shard_bytes = parse_size(self.max_shard_size)
         if self.memory_bytes < _LEAST_MEMORY:
             raise OptionError(f"memory {self.memory_bytes} bytes: 128MiB or more")
         if self.max_shard_bytes < 1:

@@ -11,6 +11,8 @@ from dataclasses import asdict, dataclass
 from math import prod
 from typing import Any, Literal, NamedTuple, get_args
 
+import msgspec
+
 from iobench.errors import DataMismatchError, StateMismatchError, UsageError
 from iobench.units import MIB
 
@@ -176,11 +178,10 @@ class StateLayout:
         DataMismatchError for a damaged file."""
         try:
             found: Any = json.loads(text)
-            known = found.pop("format") == _FORMAT
-            version = found.pop("version")
+            kind, version = found.pop("format"), found.pop("version")
         except (ValueError, KeyError, AttributeError, TypeError) as error:
             raise DataMismatchError(f"{where}: damaged, not a layout of offload state") from error
-        if not known:
+        if kind != _FORMAT:
             raise UsageError(f"{where}: not a layout of offload state")
         if version != FORMAT_VERSION:
             raise UsageError(
@@ -189,12 +190,8 @@ class StateLayout:
                 "makes a file for load_state_dict"
             )
         try:
-            found["parameters"] = tuple(
-                ParameterSpec(**one | {"shape": tuple(one["shape"])}) for one in found["parameters"]
-            )
-            found["tensors"] = tuple(found["tensors"])
-            layout = cls(**found)
-        except (KeyError, TypeError, ValueError) as error:
+            layout = msgspec.convert(found, cls)
+        except msgspec.ValidationError as error:
             raise DataMismatchError(f"{where}: damaged ({error})") from error
         if layout.tensors != ADAM:
             raise UsageError(

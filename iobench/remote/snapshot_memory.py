@@ -21,8 +21,7 @@ from iobench.checkpoint.store import CheckpointStore, DirectoryStore
 from iobench.errors import DataMismatchError, TransferError
 from iobench.ranks.world import World
 from iobench.remote.local_tier import LocalTier
-from iobench.remote.memory import Memory, MemoryTier
-from iobench.remote.memory_pool import Kept, MemoryPool, MemorySlot
+from iobench.remote.memory import Kept, Memory, MemoryPool, MemorySlot, MemoryTier
 from iobench.remote.tiered_store import MendedReader
 from iobench.units import MIB
 from iobench.writers.base import CopyReader, ImageSource, Source

@@ -14,7 +14,7 @@ import torch
 import iobench
 from iobench.checkpoint.place import SaveJob
 from iobench.checkpoint.ranked.dcp_files import DcpFormat
-from iobench.remote import memory_pool
+from iobench.remote import memory
 from iobench.units import MIB
 from tests.support.rank_pool import in_world
 from tests.support.rank_saves import _SECONDS, _gate, _raised
@@ -125,8 +125,8 @@ def lowered(size: int, directory: str) -> list[Any]:
     with _gate(directory) as gate:
         ckpt = _opened(size, directory, [iobench.Memory(size * 8 * MIB)], on_full="skip")
         made = [ckpt.save_async(_state(world.rank, 1, size << 17), 1)]
-        none = {"return_value": 0} if world.rank == 1 else {"wraps": memory_pool.available_bytes}
-        with mock.patch.object(memory_pool, "available_bytes", **none):
+        none = {"return_value": 0} if world.rank == 1 else {"wraps": memory.available_bytes}
+        with mock.patch.object(memory, "available_bytes", **none):
             made += [ckpt.save_async(_state(world.rank, n, size << 17), n) for n in (2, 3)]
         made.append(ckpt.save_async(_state(world.rank, 4, size << 17), 4))
         gate.touch()

@@ -24,9 +24,7 @@ from iobench import (
 )
 from iobench.checkpoint.save import Copy, Save
 from iobench.errors import OptionError, StateError
-from iobench.remote import memory_pool
-from iobench.remote.memory import MemoryTier
-from iobench.remote.memory_pool import MemoryPool, MemorySlot
+from iobench.remote.memory import MemoryPool, MemorySlot, MemoryTier
 from iobench.units import MIB
 
 _SHARED = Path("/dev/shm")
@@ -355,7 +353,7 @@ def test_a_directory_with_dax(runs: Path, tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_limit_that_is_lowered(monkeypatch: pytest.MonkeyPatch) -> None:
     """What exists stays in use. New slots are in the next tier, or there are none."""
     left = [16 * MIB]  # an eighth, 2 MiB, is left to others
-    monkeypatch.setattr(memory_pool, "available_bytes", lambda: left[0])
+    monkeypatch.setattr("iobench.remote.memory.available_bytes", lambda: left[0])
     pool = MemoryPool([MemoryTier(Memory("4MiB")), MemoryTier(Memory("3MiB", path=_SHARED))])
     pool.grow(MIB)
     assert pool.count == 7

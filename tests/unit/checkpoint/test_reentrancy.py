@@ -21,10 +21,9 @@ from iobench.checkpoint.save import Save, SaveEvents
 from iobench.checkpoint.slots import Slot, SlotPool
 from iobench.checkpoint.store import CheckpointStore
 from iobench.ranks.control import Control
-from iobench.remote import journal, memory_pool, placement, queue
+from iobench.remote import journal, memory, placement, queue
 from iobench.remote.journal import DrainEvent, DrainJournal
-from iobench.remote.memory import Memory, MemoryTier
-from iobench.remote.memory_pool import MemoryPool
+from iobench.remote.memory import Memory, MemoryPool, MemoryTier
 from iobench.remote.placement import TierHistory
 from iobench.remote.queue import DrainQueue, Queued
 from iobench.units import MIB
@@ -33,7 +32,7 @@ from iobench.writers.blocks.channel import Lease
 _Calls = tuple[Callable[[], object], Callable[[], object]]
 
 
-@pytest.mark.parametrize("module", [slots, memory_pool])
+@pytest.mark.parametrize("module", [slots, memory])
 def test_slots(module: ModuleType) -> None:
     """Both saves get a slot, and both slots are counted; also those of memory tiers, which are made
     when a save needs them."""
@@ -41,7 +40,7 @@ def test_slots(module: ModuleType) -> None:
 
     def check(enter: Callable[..., bool]) -> bool:
         pool: SlotPool | MemoryPool = SlotPool(1, MIB, streams=True)
-        if module is memory_pool:
+        if module is memory:
             pool = MemoryPool([MemoryTier(Memory("4MiB"))])
         got = list[Slot]()
         pool.grow(size)

@@ -17,8 +17,7 @@ from iobench import Checkpointer, Memory, load_checkpoint
 from iobench.checkpoint.content import Streamed
 from iobench.checkpoint.slots import SlotPool
 from iobench.errors import StateError, TransferError
-from iobench.remote.memory import MemoryTier
-from iobench.remote.memory_pool import MemoryPool
+from iobench.remote.memory import MemoryPool, MemoryTier
 from iobench.units import KIB, MIB
 from iobench.writers.base import Writer
 from iobench.writers.blocks import interpreter_end
