@@ -20,7 +20,7 @@ from iobench.errors import TransferError
 from iobench.formats.many_parts import ManyParts
 from iobench.formats.tensor_layouts import Located
 from iobench.writers.device.cuda import Device
-from iobench.writers.image import AnyMemory, FileImage, Segment
+from iobench.writers.image import AnyMemory, FileImage, HostBytes, Segment
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,8 +150,8 @@ class Streamed:
         """Return the file for one write. `rest` has its bytes from `begin` on."""
         return StreamedImage(rest, self)
 
-    def views(self, start: int, stop: int) -> list[AnyMemory]:
-        """Return views of bytes before `begin`. Raises what failed.
+    def head(self) -> FileImage:
+        """Return the file in the memory of the state. Raises what failed.
 
         Raises TransferError after `taken`: the state may have changed.
         """
@@ -161,7 +161,7 @@ class Streamed:
             raise TransferError(
                 "a state larger than the budget cannot be written again: it may have changed"
             )
-        return head.pieces(start, stop)
+        return head
 
     def copy_rest(self) -> None:
         """Copy the bytes from `begin` on, unless that was done. Raises what failed."""
@@ -238,7 +238,7 @@ class StreamedImage(ManyParts):
         del first, last  # there is one part
         found: list[AnyMemory] = []
         if begin < self.begin:
-            found += self._streamed.views(begin, min(end, self.begin))
+            found += self._streamed.head().pieces(begin, min(end, self.begin))
         if end > self.begin:
             self._streamed.copy_rest()
             found += self._rest.pieces(max(begin, self.begin), end)
@@ -254,6 +254,10 @@ class StreamedImage(ManyParts):
     def in_one_piece(self, start: int, stop: int) -> bool:
         """Whether they are in the slot. Memory of the state is copied, so that it is released."""
         return start >= self.begin and self._rest.in_one_piece(start, stop)
+
+    def taken(self, start: int, stop: int, host_bytes: HostBytes) -> None:
+        if start < self.begin:
+            self._streamed.head().taken(start, min(stop, self.begin), host_bytes)
 
     def released(self, start: int, stop: int) -> None:
         if start >= self.begin:

@@ -16,7 +16,7 @@ from iobench.writers.blocks.channel import Lease, LeaseState
 from iobench.writers.blocks.pages import make_pages
 from iobench.writers.blocks.workers import Blocks, run_workers
 from iobench.writers.device.cuda import Device, cuda_device
-from iobench.writers.device.staging import DeviceCopies
+from iobench.writers.device.staging import DeviceCopies, staged
 from iobench.writers.image import AnyMemory, Bytes, FileImage
 from iobench.writers.transfer import Meter
 
@@ -188,14 +188,17 @@ class LazyCopy:
     def _copy_rest(self, head: FileImage) -> None:
         """Copy what the slot has room for. `head` computes the checksum of a piece in two parts."""
         content, snapshot = self._content, self._lease.item
-        middle, many = content.piece_end(snapshot.begin), content.processes
+        begin, many = snapshot.begin, content.processes
+        middle = content.piece_end(begin)
         if self._on_gpu is not None:
             image, copies = self._on_gpu
-            _copy_from_gpu(snapshot.memory, head, snapshot.begin, middle, copies)
+            if begin < middle:
+                with staged(head, Meter()) as on_host:
+                    on_host.gather(begin, middle, snapshot.memory[begin:middle])
             _copy_from_gpu(snapshot.memory, image, middle, image.size_bytes, copies)
             self._on_gpu = None
             return
-        copy_image(snapshot.memory, head, begin=snapshot.begin, end=middle)
+        copy_image(snapshot.memory, head, begin=begin, end=middle)
         snapshot.save.pages_s = copy_image(
             snapshot.memory, content.image(), begin=middle, processes=many
         )

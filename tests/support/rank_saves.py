@@ -91,7 +91,7 @@ def _fault(what: str, size: int) -> contextlib.AbstractContextManager[Any]:
         case "slot" | "ahead":
             return mock.patch.object(SlotPool, "take", side_effect=StateError("no memory left"))
         case "middle":
-            return mock.patch.object(Streamed, "views", side_effect=full)
+            return mock.patch.object(Streamed, "head", side_effect=full)
     raise ValueError(what)
 
 
