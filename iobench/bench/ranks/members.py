@@ -10,8 +10,7 @@ from pathlib import Path
 
 from iobench._version import __version__
 from iobench.errors import UsageError
-from iobench.ranks.control import ClockOffset, Control
-from iobench.results.codec import from_plain, to_plain
+from iobench.ranks.control import Control
 from iobench.results.records import WorldFacts
 from iobench.units import count_of, format_seconds
 
@@ -23,55 +22,41 @@ OPERATION_S = 24 * 3600.0
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
-@dataclass(frozen=True, kw_only=True)
-class RankFacts:
-    """One rank. `machine` identifies the running kernel, which several nodes may share."""
-
-    host: str
-    node: int
-    machine: str
-    version: str
-    clock: ClockOffset
-
-
 def introduce(control: Control) -> Members | None:
     """Exchange the facts of all ranks. Returns them in rank 0, and None in the others."""
-    world = control.world
-    own = RankFacts(
-        host=world.host,
-        node=world.node,
-        machine=_BOOT_ID.read_text().strip(),
-        version=__version__,
-        clock=control.clock_offset(),
-    )
-    found = control.gather("facts of the ranks", to_plain(own), deadline_s=SETUP_S)
-    if world.rank:
+    machine, clock = _BOOT_ID.read_text().strip(), control.clock_offset()
+    own = [machine, __version__, clock.offset_s, clock.error_s]
+    found = control.gather("facts of the ranks", own, deadline_s=SETUP_S)
+    if not control.leads:
         return None
-    every = [from_plain(RankFacts, one) for one in found]
-    others = {one.version for one in every} - {__version__}
+    machines, versions, offsets_s, errors_s = map(tuple, zip(*found, strict=True))
+    others = {*versions} - {__version__}
     if others:
         raise UsageError(
             f"rank 0 has iobench {__version__}, other ranks have {', '.join(sorted(others))}; "
             "install the same version on all nodes"
         )
-    nodes = tuple(one.node for one in every)
+    nodes = tuple(control.nodes)
     facts = WorldFacts(
-        launcher=world.launcher,
-        size=len(every),
+        launcher=control.world.launcher,
+        size=len(nodes),
         nodes=len(set(nodes)),
-        hosts=tuple(one.host for one in every),
+        hosts=tuple(control.hosts),
         node=nodes,
         interface=None if control.interface is None else str(control.interface),
         restored_from=tuple(sources_of(nodes)),
-        clock_offset_s=tuple(one.clock.offset_s for one in every),
-        clock_error_s=tuple(one.clock.error_s for one in every),
+        clock_offset_s=offsets_s,
+        clock_error_s=errors_s,
     )
-    return Members(facts=facts, machines=[one.machine for one in every])
+    return Members(facts=facts, machines=machines)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Members:
-    """All ranks of the run: their facts for the record, and the machine of each."""
+    """All ranks of the run: their facts for the record, and the machine of each.
+
+    A machine is a running kernel, which several nodes may share.
+    """
 
     facts: WorldFacts
     machines: Sequence[str]
