@@ -42,6 +42,7 @@ _CODES = {code: (name, item_bytes) for name, (code, item_bytes) in DTYPES.items(
 _PACKED = "F4"
 
 
+@collector_paused()
 def image(
     path: str, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str] | None = None
 ) -> FileImage:
@@ -51,13 +52,6 @@ def image(
     they must not change during the write. Tensors that are not contiguous are copied here. Raises
     UsageError for names, dtypes and metadata that safetensors cannot hold.
     """
-    with collector_paused():
-        return _image(path, tensors, metadata)
-
-
-def _image(
-    path: str, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str] | None
-) -> FileImage:
     try:
         described = [(name, dtype_name(t.dtype), tuple(t.shape)) for name, t in tensors.items()]
         header, sizes = header_bytes(described, metadata)

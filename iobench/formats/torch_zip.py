@@ -169,8 +169,6 @@ class _Place(NamedTuple):
     start: int
     wide: bool
     """Whether its size or its offset exceeds 32 bits."""
-    extra_bytes: int
-    """Of the field with what exceeds 32 bits (APPNOTE 4.5.3)."""
     stop: int
     """Where the next record begins."""
     entry_bytes: int
@@ -184,7 +182,7 @@ class _Place(NamedTuple):
         start = header + _LOCAL.size + name_bytes + extra + 4
         start += -start % alignment
         descriptor = (_DESCRIPTOR_64.size if wide else _DESCRIPTOR.size) if size else 0
-        return cls(start, wide, extra, start + size + descriptor, _ENTRY.size + name_bytes + extra)
+        return cls(start, wide, start + size + descriptor, _ENTRY.size + name_bytes + extra)
 
 
 def zip_bytes(folder: str, records: Iterable[tuple[str, int]]) -> int:

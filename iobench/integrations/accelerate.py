@@ -49,8 +49,28 @@ def attach(accelerator: accelerate.Accelerator, writer: WriterLike = "hybrid") -
     """
     if _attached(accelerator):
         raise UsageError("this Accelerator already has a writer of iobench; call detach() first")
-    hooks = _Hooks(accelerator, chosen_writer(writer))
-    accelerator.save_state, accelerator.load_state = hooks.save, hooks.load
+    chosen = chosen_writer(writer)
+    stock, stock_load = accelerator.save_state, accelerator.load_state
+
+    @functools.wraps(stock)
+    def save(output_dir: str | None = None, *args: Any, **kwargs: Any) -> Any:
+        settings = accelerator.project_configuration
+        if settings.automatic_checkpoint_naming:
+            return _save_named(accelerator, chosen, lambda: stock(None, *args, **kwargs))
+        if output_dir is None:
+            return stock(output_dir, *args, **kwargs)  # raises
+        staged = StagedDirectory(os.path.expanduser(output_dir), token=shared_token())
+        with _staged(accelerator, chosen, staged):
+            stock(str(staged.path), *args, **kwargs)
+        return Path(output_dir)
+
+    @functools.wraps(stock_load)
+    def load(input_dir: str | None = None, *args: Any, **kwargs: Any) -> Any:
+        directory = input_dir or os.path.join(accelerator.project_dir or ".", "checkpoints")
+        with routed(chosen, os.path.expanduser(directory)):
+            return stock_load(input_dir, *args, **kwargs)
+
+    accelerator.save_state, accelerator.load_state = save, load
 
 
 def detach(accelerator: accelerate.Accelerator) -> None:
@@ -63,74 +83,43 @@ def _attached(accelerator: accelerate.Accelerator) -> bool:
     return "save_state" in vars(accelerator)
 
 
-class _Hooks:
-    """Wrappers of the two methods of one Accelerator."""
+def _save_named(accelerator: Any, writer: Writer, stock: Callable[[], Any]) -> Path:
+    """Save `project_dir/checkpoints/checkpoint_N`, staged outside of `checkpoints`.
 
-    def __init__(self, accelerator: Any, writer: Writer) -> None:
-        self._accelerator, self._writer = accelerator, writer
-        stock: Callable[..., Any] = accelerator.save_state
-        stock_load: Callable[..., Any] = accelerator.load_state
+    load_state takes the newest directory in `checkpoints`: it must not see an incomplete one.
+    """
+    settings = accelerator.project_configuration
+    project = Path(accelerator.project_dir)
+    checkpoints = project / "checkpoints"
+    final = checkpoints / f"checkpoint_{accelerator.save_iteration}"
+    if final.exists():
+        raise ValueError(f"{final} exists; set save_iteration to the first unused number")
+    staged = StagedDirectory(final, hidden=project / ".checkpoints", token=shared_token())
+    staged.path = staged.root / "checkpoints" / final.name
+    with _staged(accelerator, writer, staged):
+        before, settings.project_dir = settings.project_dir, str(staged.root)
+        try:
+            stock()
+        finally:
+            settings.project_dir = before
+    if _publishes(accelerator) and settings.total_limit is not None:
+        named = checkpoints.glob("checkpoint_*")
+        found = sorted((int(one.name[11:]), one) for one in named if one.name[11:].isdigit())
+        for _, path in found[: -settings.total_limit]:
+            remove_tree(path)
+    accelerator.wait_for_everyone()
+    return final
 
-        @functools.wraps(stock)
-        def save(output_dir: str | None = None, *args: Any, **kwargs: Any) -> Any:
-            settings = accelerator.project_configuration
-            if settings.automatic_checkpoint_naming:
-                return self._save_named(stock, *args, **kwargs)
-            if output_dir is None:
-                return stock(output_dir, *args, **kwargs)  # raises
-            staged = StagedDirectory(os.path.expanduser(output_dir), token=shared_token())
-            with self._staged(staged):
-                stock(str(staged.path), *args, **kwargs)
-            return Path(output_dir)
 
-        @functools.wraps(stock_load)
-        def load(input_dir: str | None = None, *args: Any, **kwargs: Any) -> Any:
-            directory = input_dir or os.path.join(accelerator.project_dir or ".", "checkpoints")
-            with routed(writer, os.path.expanduser(directory)):
-                return stock_load(input_dir, *args, **kwargs)
+def _staged(
+    accelerator: Any, writer: Writer, staged: StagedDirectory
+) -> AbstractContextManager[None]:
+    publishes = _publishes(accelerator)
+    return staged_save(accelerator, writer, staged, publishes=publishes, keep_others=True)
 
-        self.save, self.load = save, load
 
-    def _save_named(self, stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Path:
-        """Save `project_dir/checkpoints/checkpoint_N`, staged outside of `checkpoints`.
-
-        load_state takes the newest directory in `checkpoints`: it must not see an incomplete one.
-        """
-        accelerator = self._accelerator
-        settings = accelerator.project_configuration
-        project = Path(accelerator.project_dir)
-        checkpoints = project / "checkpoints"
-        final = checkpoints / f"checkpoint_{accelerator.save_iteration}"
-        if final.exists():
-            raise ValueError(f"{final} exists; set save_iteration to the first unused number")
-        staged = StagedDirectory(final, hidden=project / ".checkpoints", token=shared_token())
-        staged.path = staged.root / "checkpoints" / final.name
-
-        with self._staged(staged):
-            before, settings.project_dir = settings.project_dir, str(staged.root)
-            try:
-                stock(None, *args, **kwargs)
-            finally:
-                settings.project_dir = before
-        if self._publishes and settings.total_limit is not None:
-            named = checkpoints.glob("checkpoint_*")
-            found = sorted((int(one.name[11:]), one) for one in named if one.name[11:].isdigit())
-            for _, path in found[: -settings.total_limit]:
-                remove_tree(path)
-        accelerator.wait_for_everyone()
-        return final
-
-    def _staged(self, staged: StagedDirectory) -> AbstractContextManager[None]:
-        return staged_save(
-            *(self._accelerator, self._writer, staged),
-            publishes=self._publishes,
-            keep_others=True,
-        )
-
-    @property
-    def _publishes(self) -> bool:
-        """Whether this process publishes the directory: one process per file system does."""
-        accelerator = self._accelerator
-        if accelerator.project_configuration.save_on_each_node:
-            return bool(accelerator.is_local_main_process)
-        return bool(accelerator.is_main_process)
+def _publishes(accelerator: Any) -> bool:
+    """Whether this process publishes the directory: one process per file system does."""
+    if accelerator.project_configuration.save_on_each_node:
+        return bool(accelerator.is_local_main_process)
+    return bool(accelerator.is_main_process)

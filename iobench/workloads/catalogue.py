@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from iobench.errors import UnknownNameError, WorkloadFileError
 from iobench.text import printable
-from iobench.workloads.models import FAMILIES, Arch, Family, Model
+from iobench.workloads.models.families import FAMILIES
+from iobench.workloads.models.model import Arch, Family, Model
 from iobench.workloads.workload import ModelWorkload, StepTime, Workload
 
 if TYPE_CHECKING:

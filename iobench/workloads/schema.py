@@ -28,7 +28,7 @@ class _Entry(BaseModel):
 
 
 class ArchEntry(_Entry):
-    """`arch`: see `iobench.workloads.models.Arch`."""
+    """`arch`: see `iobench.workloads.models.model.Arch`."""
 
     vocab_size: Length
     hidden_size: Length

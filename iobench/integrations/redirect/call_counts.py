@@ -6,16 +6,19 @@ import dataclasses
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from iobench.text import printable
 
 _CALLS = "calls.jsonl"
 _PROBLEM = ".problem"
+
+
+CallOutcome = Literal["redirected", "failed", "stock"]
 
 
 @dataclass(kw_only=True)
@@ -58,14 +61,9 @@ class CallCounts:
     def __init__(self, directory: str | Path) -> None:
         self._directory = Path(directory)
 
-    def redirected(self, function: str, count: Count, fallbacks: Iterable[str] = ()) -> None:
-        self._append(function, "redirected", count, fallbacks=[*fallbacks])
-
-    def failed(self, function: str, count: Count) -> None:
-        self._append(function, "failed", count)
-
-    def stock(self, function: str, reason: str, count: Count) -> None:
-        self._append(function, "stock", count, reason=reason)
+    def add(self, function: str, outcome: CallOutcome, count: Count, **more: Any) -> None:
+        """Record a call. `more`: the `reason` of a stock call, or the writer's own `fallbacks`."""
+        self._append({"function": function, "outcome": outcome, "count": count, **more})
 
     def say(self, text: str) -> None:
         """Print a line on stderr at once."""
@@ -73,13 +71,12 @@ class CallCounts:
 
     def seen(self) -> None:
         """Record that this process loaded a module that can save."""
-        self._append("", "", Count())
+        self._append({})
 
-    def _append(self, function: str, outcome: str, count: Count, **more: Any) -> None:
+    def _append(self, call: dict[str, Any]) -> None:
         if not self._directory.is_dir():
             return  # `iobench exec` has ended; no process reads the counts
-        call = {"pid": os.getpid(), "function": function, "outcome": outcome, **more}
-        line = json.dumps(call | {"count": dataclasses.asdict(count)}) + "\n"
+        line = json.dumps({"pid": os.getpid(), **call}, default=dataclasses.asdict) + "\n"
         try:
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
             fd = os.open(self._directory / _CALLS, flags, 0o600)
@@ -101,9 +98,9 @@ def merged(directory: str | Path) -> tuple[dict[str, Function], list[str], int]:
     processes: set[int] = set()
     for call in _calls(Path(directory, _CALLS)):
         processes.add(call["pid"])
-        count, outcome = Count(**call["count"]), call["outcome"]
-        if not outcome:
+        if len(call) == 1:
             continue
+        count, outcome = Count(**call["count"]), call["outcome"]
         into = functions.setdefault(call["function"], Function())
         if outcome == "stock":
             into.stock.setdefault(call["reason"], Count()).add(count)

@@ -99,11 +99,11 @@ class RedirectedCall(StockCall):
 
     def redirected(self, moved: Transfer | None) -> None:
         count = self._count(moved.bytes if moved else 0)
-        fallbacks = fallbacks_of(moved) if moved else ()
-        self._redirect.counts.redirected(self.function, count, fallbacks)
+        fallbacks = fallbacks_of(moved) if moved else []
+        self._redirect.counts.add(self.function, "redirected", count, fallbacks=fallbacks)
 
     def failed(self) -> None:
-        self._redirect.counts.failed(self.function, self._count())
+        self._redirect.counts.add(self.function, "failed", self._count())
 
     def report(self, why: Exception) -> None:
         """Print the error behind a fallback at once; each reason once."""
@@ -126,7 +126,8 @@ class RedirectedCall(StockCall):
 
     def was_stock(self, why: Exception) -> None:
         """Count the call of the stock function with its reason."""
-        self._redirect.counts.stock(self.function, reason_of(why), self._count())
+        reason = reason_of(why)
+        self._redirect.counts.add(self.function, "stock", self._count(), reason=reason)
 
 
 def reason_of(why: Exception) -> str:
@@ -180,10 +181,12 @@ def safetensors_open(module: ModuleType, counts: CallCounts) -> None:
         def on_read(moved: list[Transfer]) -> None:
             read, seconds = sum(one.bytes for one in moved), sum(one.elapsed_s for one in moved)
             fallbacks = {text: None for one in moved for text in fallbacks_of(one)}
-            counts.redirected(redirect.name, Count(bytes=read, seconds=seconds), fallbacks)
+            count = Count(bytes=read, seconds=seconds)
+            counts.add(redirect.name, "redirected", count, fallbacks=[*fallbacks])
 
         def on_stock(why: Exception) -> None:
-            counts.stock(redirect.name, reason_of(why), Count(calls=1, example=file))
+            count = Count(calls=1, example=file)
+            counts.add(redirect.name, "stock", count, reason=reason_of(why))
 
         writer = redirected_writer()
         opened = ours.OpenFile(writer, *args, **kwargs, on_stock=on_stock, on_read=on_read)

@@ -93,12 +93,16 @@ def test_what_is_imported_already_is_changed_at_once(modules: Path) -> None:
 def test_tallies_add_up(tmp_path: Path) -> None:
     """Of a process and its forked child, and of problems; examples are the first."""
     one, other = CallCounts(tmp_path), CallCounts(tmp_path)
-    one.redirected("f", Count(calls=1, bytes=10, seconds=0.5, example="a"), ["x -> y"])
-    one.redirected("f", Count(calls=1, bytes=5, seconds=0.5, example="b"), ["x -> y"])
-    other.stock("f", "because", Count(calls=1, seconds=1.0, example="c"))
-    other.failed("g", Count(calls=1, seconds=2.0, example="d"))
+    one.add(
+        "f", "redirected", Count(calls=1, bytes=10, seconds=0.5, example="a"), fallbacks=["x -> y"]
+    )
+    one.add(
+        "f", "redirected", Count(calls=1, bytes=5, seconds=0.5, example="b"), fallbacks=["x -> y"]
+    )
+    other.add("f", "stock", Count(calls=1, seconds=1.0, example="c"), reason="because")
+    other.add("g", "failed", Count(calls=1, seconds=2.0, example="d"))
     if (child := os.fork()) == 0:
-        one.redirected("f", Count(calls=1, bytes=1, seconds=0.25, example="e"))
+        one.add("f", "redirected", Count(calls=1, bytes=1, seconds=0.25, example="e"))
         os._exit(0)
     os.waitpid(child, 0)
     (tmp_path / "77.problem").write_text("no iobench")
@@ -116,7 +120,7 @@ def test_tallies_add_up(tmp_path: Path) -> None:
 def test_counts_without_a_reader(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Its directory is gone, as after `iobench exec` was killed: the script goes on."""
     counts = CallCounts(tmp_path / "gone")
-    counts.redirected("f", Count(calls=1))
+    counts.add("f", "redirected", Count(calls=1))
     assert capsys.readouterr().err == ""
     assert not (tmp_path / "gone").exists()
 
@@ -125,7 +129,7 @@ def test_what_is_in_the_file(tmp_path: Path) -> None:
     """One line of JSON for each call. A line that was cut short, by a full disk, is left out."""
     counts = CallCounts(tmp_path)
     for _ in range(3):
-        counts.redirected("f", Count(calls=1, bytes=2))
+        counts.add("f", "redirected", Count(calls=1, bytes=2))
     (path,) = tmp_path.iterdir()
     calls = [json.loads(line) for line in path.read_text().splitlines()]
     assert [(one["pid"], one["count"]["bytes"]) for one in calls] == [(os.getpid(), 2)] * 3

@@ -154,10 +154,10 @@ def test_call_counts(tmp_path: Path) -> None:
         for path in tmp_path.iterdir():
             path.unlink()
         counts = CallCounts(tmp_path)
-        counts.stock("f", "before", Count(calls=1, bytes=1))
+        counts.add("f", "stock", Count(calls=1, bytes=1), reason="before")
         there = enter(
-            lambda: counts.stock("f", "new", Count(calls=1, bytes=10)),
-            lambda: counts.stock("g", "in a handler", Count(calls=1, bytes=100)),
+            lambda: counts.add("f", "stock", Count(calls=1, bytes=10), reason="new"),
+            lambda: counts.add("g", "stock", Count(calls=1, bytes=100), reason="in a handler"),
         )
         functions, problems, processes = merged(tmp_path)
         (path,) = tmp_path.iterdir()
@@ -181,12 +181,12 @@ def test_a_handler_that_ends_the_process_is_counted(
     def preempted(fd: int, line: bytes) -> int:
         monkeypatch.setattr(os, "write", write)
         write(fd, line)
-        counts.redirected("in a handler", Count(calls=1))
+        counts.add("in a handler", "redirected", Count(calls=1))
         raise SystemExit
 
     monkeypatch.setattr(os, "write", preempted)
     with pytest.raises(SystemExit):
-        counts.redirected("f", Count(calls=1))
+        counts.add("f", "redirected", Count(calls=1))
     functions, _, _ = merged(tmp_path)
     assert {name: entry.redirected.calls for name, entry in functions.items()} == {
         "f": 1,
