@@ -11,7 +11,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import (
     AbstractContextManager,
@@ -28,6 +27,7 @@ import pytest
 import typer.main
 from hypothesis import settings
 from support.filesystems import Filesystems
+from support.forked import in_child
 from support.preloaded import run_preloaded
 from support.pyuring_wheels import WHEELS_OF_PYURING
 
@@ -149,23 +149,12 @@ def as_nobody() -> Callable[[Callable[[], None]], None]:
         pytest.skip("becoming another user needs root")
 
     def run(action: Callable[[], None]) -> None:
-        child = os.fork()
-        if not child:
-            code = 1
-            try:
-                os.setgroups([])
-                os.setgid(NOBODY)
-                os.setuid(NOBODY)
-                action()
-                code = 0
-            except BaseException:  # noqa: BLE001 -- a child never returns into pytest
-                traceback.print_exc()
-            finally:
-                os._exit(code)
-        _, status = os.waitpid(child, 0)
-        assert not status, "see the traceback of the child on stderr"
+        os.setgroups([])
+        os.setgid(NOBODY)
+        os.setuid(NOBODY)
+        action()
 
-    return run
+    return lambda action: in_child(lambda: run(action))
 
 
 @pytest.fixture

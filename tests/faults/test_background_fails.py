@@ -9,6 +9,7 @@ from ctypes import string_at
 from pathlib import Path
 
 import pytest
+from support.forked import in_child
 
 from iobench.testing import Footprint, content
 from iobench.writers import file_writer
@@ -202,20 +203,14 @@ def test_a_forked_child(open_stream, storage, tmp_path) -> None:
     stream = open_stream()
     stream.write(_DATA[:_BLOCK])
     assert storage.waits.wait(_SOON_S)
-    for end in ("abort", "close", "__del__"):
-        child = os.fork()
-        if child == 0:
-            code = 2
-            try:
-                try:
-                    getattr(stream, end)()
-                except OSError:
-                    code = 0 if end == "close" else 3
-                else:
-                    code = 3 if end == "close" else 0
-            finally:
-                os._exit(code)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+    def close() -> None:
+        with pytest.raises(OSError, match="forked"):
+            stream.close()
+
+    in_child(stream.abort)
+    in_child(close)
+    in_child(stream.__del__)
     storage.go_on.set()
     stream.write(_DATA[_BLOCK:])
     stream.close()

@@ -2,11 +2,11 @@
 
 import contextlib
 import errno
-import os
 import threading
 
 import pytest
 import torch
+from support.forked import in_child
 from support.scripted_s3 import Fault, answer, etag
 
 from iobench import Checkpointer, load_checkpoint
@@ -279,18 +279,15 @@ def test_a_forked_child_has_connections_of_its_own(server) -> None:
     for name in "ab":
         writer.write(FileImage.of(name, [content(100, ord(name))]), _TARGET)
     parents, limit = writer.client.boto3, writer.client.time_limit
-    child = os.fork()
-    if child == 0:
-        try:
-            back = bytearray(100)
-            writer.read(FileImage.of("a", [back]), _TARGET)
-            assert back == content(100, ord("a")).tobytes()
-            assert writer.client.boto3 is not parents
-            assert writer.client.time_limit is not limit
-            os._exit(0)
-        finally:
-            os._exit(1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+    def read() -> None:
+        back = bytearray(100)
+        writer.read(FileImage.of("a", [back]), _TARGET)
+        assert back == content(100, ord("a")).tobytes()
+        assert writer.client.boto3 is not parents
+        assert writer.client.time_limit is not limit
+
+    in_child(read)
     assert writer.client.boto3 is parents
     writer.client.close()
 

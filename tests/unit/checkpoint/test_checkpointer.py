@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 import xxhash
+from support.forked import in_child
 from support.liars import AdmitsIt
 
 import iobench
@@ -936,17 +937,13 @@ def test_priority_that_cannot_be_lowered(
 def test_in_a_forked_child(make: Make) -> None:
     """A child of a data loader can neither save nor close its parent's Checkpointer."""
     ckpt = make()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of fork, from Python 3.12
-        child = os.fork()
-    if not child:
-        try:
-            ckpt.close()
+
+    def use() -> None:
+        ckpt.close()
+        with pytest.raises(UsageError, match="forked"):
             ckpt.save(_state(1), 1)
-        except UsageError as error:
-            os._exit(0 if "forked" in str(error) else 2)
-        os._exit(1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+    in_child(use)
     ckpt.save(_state(1), 1)
 
 

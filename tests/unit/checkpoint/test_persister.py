@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
-import warnings
 from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
@@ -14,6 +12,7 @@ from types import FrameType
 import pytest
 import torch
 from support.every_bytecode import SOON_S, Boom, Place, Tracer, at_every_place, within
+from support.forked import in_child
 
 from iobench import Checkpointer
 from iobench.checkpoint import persister as module
@@ -116,21 +115,15 @@ def test_a_forked_child(tmp_path: Path) -> None:
     files = BackgroundFiles(Gated(), slots=1)
     save = files.save({"n": torch.ones(3)}, tmp_path / "parent.pt")
     assert begun.wait(SOON_S)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of fork, from Python 3.12
-        child = os.fork()
-    if not child:
-        code = 2
-        try:
-            signal.alarm(SOON_S)
-            go_on.set()
-            files.close()
-            files.save({"n": torch.ones(3)}, tmp_path / "child.pt")
-            files.close()
-            code = 0 if (tmp_path / "child.pt").exists() else 3
-        finally:
-            os._exit(code)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+    def use() -> None:
+        go_on.set()
+        files.close()
+        files.save({"n": torch.ones(3)}, tmp_path / "child.pt")
+        files.close()
+        assert (tmp_path / "child.pt").exists()
+
+    in_child(use)
     assert not (tmp_path / "parent.pt").exists()
     go_on.set()
     files.close()

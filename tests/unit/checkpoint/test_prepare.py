@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import errno
-import os
 import subprocess
 import sys
 import threading
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from support.fake_device import FakeDevice
+from support.forked import in_child
 
 from iobench import Checkpointer, linux, load_checkpoint
 from iobench.checkpoint import persister, slots
@@ -203,16 +202,13 @@ def test_a_child_is_forked_while_it_prepares(ckpt: Checkpointer, pages: _Pages) 
     pages.gate.clear()
     ckpt.prepare(_STATE)
     assert pages.begun.wait(_SOON_S)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of fork, from Python 3.12
-        child = os.fork()
-    if not child:
-        try:
-            ckpt._persister.free()
-            ckpt.close()
-        finally:
-            os._exit(0 if not _pool(ckpt).size_bytes else 1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+    def use() -> None:
+        ckpt._persister.free()
+        ckpt.close()
+        assert not _pool(ckpt).size_bytes
+
+    in_child(use)
     pages.gate.set()
     ckpt.save_async(_STATE, 1)
     assert _loaded(ckpt, _STATE)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 import threading
@@ -16,6 +15,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from support.every_bytecode import SOON_S, Boom, Place, Tracer, at_every_place, within
+from support.forked import in_child
 
 from iobench.testing import Footprint
 from iobench.writers.blocks import channel as module
@@ -447,24 +447,20 @@ def test_a_forked_child_waits_for_nothing() -> None:
     """In the child `close` does nothing and `submit` raises; the parent's leases continue."""
     go_on = threading.Event()
     work, called = _Work(lambda _: go_on.wait(SOON_S)), []
+
+    def use() -> None:
+        work.channel._lock = threading.Lock()
+        work.channel._lock.acquire()
+        work.channel.close()
+        work.channel.afterwards(lambda: called.append(1))
+        assert called == [1]
+        for call in (lambda: work.channel.submit(Lease(2)), work.channel.drain):
+            with pytest.raises(RuntimeError, match="parent"):
+                call()
+
     work.channel.submit(Lease(1))
     with work.channel._lock:  # as if another thread held it: no thread releases it in the child
-        child = os.fork()
-        if child == 0:
-            work.channel._lock = threading.Lock()
-            work.channel._lock.acquire()
-            try:
-                signal.alarm(SOON_S)
-                work.channel.close()
-                work.channel.afterwards(lambda: called.append(1))
-                assert called == [1]
-                for call in (lambda: work.channel.submit(Lease(2)), work.channel.drain):
-                    with pytest.raises(RuntimeError, match="parent"):
-                        call()
-                os._exit(0)
-            finally:
-                os._exit(2)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        in_child(use)
     go_on.set()
     work.channel.drain()
     work.channel.close()

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import gc
-import os
 import threading
-import warnings
 from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
 import torch
 from support.fake_cuda import FakeCuda
+from support.forked import in_child
 
 from iobench.errors import TransferError, UsageError
 from iobench.testing import content
@@ -125,18 +124,17 @@ def test_a_failed_pin_leaves_no_error(played: FakeCuda) -> None:
 
 def test_a_forked_child_frees_pinned_memory(played: FakeCuda) -> None:
     """It does not call CUDA, which must not be used there."""
-    block = BlockPool(4 << 20).take()
-    cuda.Device(0).pin(block)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of fork, from Python 3.12
-        child = os.fork()
-    if not child:
-        del block
+    blocks = [BlockPool(4 << 20).take()]
+    cuda.Device(0).pin(blocks[0])
+
+    def free() -> None:
+        blocks.clear()
         gc.collect()
-        os._exit(0 if played.registered else 1)
-    assert os.waitpid(child, 0)[1] == 0
+        assert played.registered
+
+    in_child(free)
     assert len(played.registered) == 1
-    del block
+    blocks.clear()
     gc.collect()
     assert not played.registered
 

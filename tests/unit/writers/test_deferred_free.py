@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.forked import in_child
 
 from iobench.testing.check import Footprint
 from iobench.units import MIB
@@ -156,18 +157,15 @@ def test_held_files_leave_enough_free_space(new_filesystem: MakeFilesystem) -> N
 def test_a_forked_child_holds_nothing(ext4: Path) -> None:
     file = _make(ext4 / "file")
     with deferred_free.freed_later(file):
-        child = os.fork()
-        if child == 0:
-            try:
-                deferred_free.wait()  # usable there
-                with deferred_free.freed_later(file):
-                    held = _open_here(file)
-                os._exit(0 if held == 1 else 1)  # its own, and not the parent's as well
-            finally:
-                os._exit(2)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        in_child(lambda: _hold(file))
         assert _open_here(file) == 1
     file.unlink()
+
+
+def _hold(file: Path) -> None:
+    deferred_free.wait()  # usable there
+    with deferred_free.freed_later(file):
+        assert _open_here(file) == 1  # its own, and not the parent's as well
 
 
 @pytest.mark.parametrize("error", [RuntimeError, MemoryError, KeyboardInterrupt])

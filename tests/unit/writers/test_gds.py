@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import gc
-import os
 import subprocess
 import sys
-import warnings
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +13,7 @@ import pytest
 from support.check_groups import check_groups, run_checks
 from support.fake_cufile import FakeCuFile
 from support.fake_device import FakeDevice, on_device
+from support.forked import in_child
 
 from iobench import linux
 from iobench.environment import gpu
@@ -240,20 +238,17 @@ def test_no_driver(device: FakeDevice, monkeypatch: pytest.MonkeyPatch, tmp_path
 
 def test_a_forked_child(played: FakeCuFile, device: FakeDevice, tmp_path: Path) -> None:
     """It may not use the parent's cuFile, neither for a save nor to release memory."""
-    writer, _ = _saved(tmp_path, device.upload(content(100_000)))
+    writers = [_saved(tmp_path, device.upload(content(100_000)))[0]]
     held = dict(played.buffers)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of fork, from Python 3.12
-        child = os.fork()
-    if not child:
-        with contextlib.suppress(BaseException):
-            with pytest.raises(UnavailableError, match="forked"):
-                writer.write(FileImage.of("g", [device.upload(content(10))]), tmp_path)
-            del writer
-            gc.collect()
-            os._exit(0 if played.buffers == held else 2)
-        os._exit(1)
-    assert os.waitpid(child, 0)[1] == 0
+
+    def use() -> None:
+        with pytest.raises(UnavailableError, match="forked"):
+            writers[0].write(FileImage.of("g", [device.upload(content(10))]), tmp_path)
+        writers.clear()
+        gc.collect()
+        assert played.buffers == held
+
+    in_child(use)
     assert not (tmp_path / "g").exists()
 
 
