@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from support.fake_cufile import FakeCuFile
 from support.fake_device import FakeDevice, on_device
+from support.nodes import Nodes, open_nodes
 from support.preloaded import run_preloaded
 from support.scripted_s3 import ScriptedS3, scripted_s3
 
@@ -37,6 +38,24 @@ _WRITERS = {
 def _nothing_left() -> Iterator[None]:
     with Footprint.unchanged():
         yield
+
+
+@pytest.fixture(scope="module")
+def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
+    """Four nodes of their own."""
+    with open_nodes(4, directory=tmp_path_factory.mktemp("nodes")) as made:
+        yield made
+
+
+@pytest.fixture
+def no_process_left(nodes: Nodes) -> Iterator[None]:
+    """At the end of a test none of its processes runs, and all nodes are connected."""
+    yield
+    for node in nodes:
+        node.link("up")
+    left = [node.running() for node in nodes]
+    nodes.kill_all()
+    assert not any(left), left
 
 
 @pytest.fixture(scope="module")

@@ -8,10 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.nodes import Nodes, open_nodes
+from support.nodes import Nodes
 from support.saved_run import SavedRun
 from support.train_scripts import newest_checked
 
+pytestmark = pytest.mark.usefixtures("no_process_left")
 _LIMIT_S = 60
 _PARTS = "iobench.checkpoint.ranked"
 
@@ -42,20 +43,6 @@ _READING = {
     "has received": "iobench.ranks.exchange.Exchange._receive_piece:after:1",
 }
 """Points of a load in which the ranks pass on what one of them has read."""
-
-
-@pytest.fixture(scope="module")
-def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
-    with open_nodes(3, directory=tmp_path_factory.mktemp("nodes")) as made:
-        yield made
-
-
-@pytest.fixture(autouse=True)
-def _no_process_left(nodes: Nodes) -> Iterator[None]:
-    yield
-    left = [node.running() for node in nodes]
-    nodes.kill_all()
-    assert not any(left), left
 
 
 @pytest.fixture(scope="module")

@@ -10,29 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.nodes import Node, Nodes, Process, open_nodes
+from support.nodes import Node, Nodes, Process
 
+pytestmark = pytest.mark.usefixtures("no_process_left")
 _SILENT_S = 2.0
 _DEADLINE_S = 60.0
 _KILLED = -signal.SIGKILL
 _LOST = 3
 """Exit code of a rank that got a RankError."""
-
-
-@pytest.fixture(scope="module")
-def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
-    with open_nodes(4, directory=tmp_path_factory.mktemp("nodes")) as made:
-        yield made
-
-
-@pytest.fixture(autouse=True)
-def _no_process_left(nodes: Nodes) -> Iterator[None]:
-    yield
-    for node in nodes:
-        node.link("up")
-    left = [node.running() for node in nodes]
-    nodes.kill_all()
-    assert not any(left), left
 
 
 def _start(

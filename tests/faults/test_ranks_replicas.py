@@ -4,16 +4,16 @@ Each start of a job loads the newest step and checks every value, so it finds ou
 before has left. The replicas stay from test to test.
 """
 
-import os
 import signal
 import time
 from collections.abc import Iterator
 
 import pytest
-from support.nodes import Nodes, open_nodes
+from support.nodes import Nodes
 from support.replica_job import ReplicaJob, loads, outcomes, told
 from support.saved_run import expect_lost
 
+pytestmark = pytest.mark.usefixtures("no_process_left")
 _LIMIT_S = 60
 _REPLICATOR = "iobench.replicas.replicator.Replicator"
 _COPY, _SETTLE, _HELD = (f"{_REPLICATOR}.{name}" for name in ("_copied", "_settle", "held"))
@@ -21,12 +21,6 @@ _SEND = "iobench.replicas.replicator.Sender.send"
 _ARRIVED = "iobench.ranks.wire.Wire.take_into:after"
 _PUBLISH = "iobench.checkpoint.ranked.dcp_files.DcpFormat.publish"
 _MEMORY = {"replicas": "read"}
-
-
-@pytest.fixture(scope="module")
-def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
-    with open_nodes(3, directory=tmp_path_factory.mktemp("nodes")) as made:
-        yield made
 
 
 @pytest.fixture(scope="module")
@@ -39,15 +33,6 @@ def job(nodes: Nodes, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Repl
     assert not any(made.files(node) for node in nodes)
     for rank in made.finish():
         assert loads(rank)[1] == {}
-
-
-@pytest.fixture(autouse=True)
-def _no_process_is_left(nodes: Nodes) -> Iterator[None]:
-    yield
-    running = {pid for node in nodes for pid in node.running()}
-    for pid in running:
-        os.kill(pid, signal.SIGKILL)
-    assert not running
 
 
 def test_memory_lost_and_wrong_bits_on_the_wire(job) -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from support.meddling import meddling
 from support.nodes import Nodes, open_nodes
-from support.rank_commands import job_number, placed, rank_commands
+from support.rank_commands import job_number, rank_commands
+from support.ranks import torchrun_variables
 from support.sample_checks import check_samples
 
 from iobench.bench.fio import JOBS
@@ -35,7 +36,8 @@ def _run(
     """Run the command in all ranks; return the record, and what rank 0 prints."""
     common = ["run", "--repeat", "1", "--size", "full"]
     common += [] if fio else ["--no-fio"]
-    environments = [own | environ for own in placed(_RANKS, job_number(), nodes[_RANKS[0]].address)]
+    first = nodes[_RANKS[0]].address
+    environments = torchrun_variables(_RANKS, job_number(), first, **environ)
     with rank_commands(
         (*common, *arguments, "-o", tmp_path / "run.jsonl"),
         environments,

@@ -6,7 +6,8 @@ import signal
 import pytest
 from support.filesystems import no_private_mounts
 from support.meddling import meddling
-from support.rank_commands import job_number, rank_commands, slurm, torchrun_variables
+from support.rank_commands import job_number, rank_commands, slurm
+from support.ranks import torchrun_variables
 from support.sample_checks import check_samples
 from support.torchrun import torchrun
 
@@ -109,7 +110,7 @@ def test_two_nodes_of_slurm(tiny_path, target, tmp_path) -> None:
 def test_rank_0_alone_tells_what_all_ranks_know(arguments, code, out, err, tmp_path) -> None:
     """Help, and errors in the command line."""
     job = job_number()
-    environments = [torchrun_variables(rank, 2, job) for rank in range(2)]
+    environments = torchrun_variables(range(2), job)
     with rank_commands(arguments, environments, tmp_path) as ranks:
         first, other = ranks.ends()
     assert other == (code, "", "")
@@ -121,7 +122,7 @@ def test_rank_0_alone_tells_what_all_ranks_know(arguments, code, out, err, tmp_p
 def test_a_rank_without_the_writer_ends_all(tiny_path, target, tmp_path) -> None:
     """With its own error and exit code: one node lacks a package that rank 0 has."""
     job, site = job_number(), meddling(tmp_path)
-    environments = [torchrun_variables(rank, 2, job) for rank in range(2)]
+    environments = torchrun_variables(range(2), job)
     environments[0]["PYTHONPATH"] = site
     arguments = (
         "run",
@@ -153,7 +154,7 @@ def test_a_rank_ends_in_a_save(how: str, tiny_path, target, tmp_path) -> None:
         *("run", "-w", tiny_path, "--target", target, "--writer", "stuck", "--size", "full"),
         *("--repeat", "1", "--no-fio", "-o", tmp_path / "run.jsonl"),
     )
-    environments = [torchrun_variables(rank, 2, job) | more for rank in range(2)]
+    environments = [own | more for own in torchrun_variables(range(2), job)]
     with rank_commands(arguments, environments, tmp_path) as ranks:
         ranks.when(begun)
         if how == "killed":
@@ -185,7 +186,7 @@ def test_a_bucket(server, tiny_path, tmp_path) -> None:
         *("run", "-w", tiny_path, "--target", target, "--writer", "s3", "--size", "full"),
         *("--repeat", "1", "--format", "json", "-o", tmp_path / "run.jsonl"),
     )
-    environments = [torchrun_variables(rank, 2, job) | server.environment for rank in range(2)]
+    environments = [own | server.environment for own in torchrun_variables(range(2), job)]
     with rank_commands(arguments, environments, tmp_path) as ranks:
         (code, _, err), other = ranks.ends()
     assert code == 0, err
@@ -207,7 +208,7 @@ def test_replicas_restore_together(tiny_path, target, tmp_path) -> None:
         *("--restore-as", "same,subset=0.3,tp=2"),
         *("-o", tmp_path / "run.jsonl"),
     )
-    environments = [torchrun_variables(rank, 2, job) for rank in range(2)]
+    environments = torchrun_variables(range(2), job)
     with rank_commands(arguments, environments, tmp_path) as ranks:
         ends = ranks.ends()
     assert [code for code, _, _ in ends] == [0, 0], ends
@@ -303,7 +304,7 @@ def test_the_device_reads_a_model_once(new_filesystem, tmp_path) -> None:
         *("--restore-mode", "all,broadcast,all-gather", "--size", "full", "--no-fio"),
         *("--restore-as", "tp=4", "--slices", "all", "-o", tmp_path / "run.jsonl"),
     )
-    environments = [torchrun_variables(rank, 4, job) for rank in range(4)]
+    environments = torchrun_variables(range(4), job)
     with rank_commands(arguments, environments, tmp_path) as ranks:
         ends = ranks.ends()
     assert [code for code, _, _ in ends] == [0] * 4, ends

@@ -32,6 +32,7 @@ import pytest
 from support.captured import captured
 from support.filesystems import chroot
 from support.preloaded import Preloaded, run_preloaded
+from support.ranks import torchrun_variables
 
 _LIMIT_S = 120
 """A process that runs longer prints its stacks and exits with 1."""
@@ -124,29 +125,24 @@ class Nodes(Sequence["Node"]):
         self._port += 10
         port = port or self._port
         order = list(range(len(self))) if order is None else list(order)
-        size = len(order) * per_node
-        common = {
-            "WORLD_SIZE": size,
-            "LOCAL_WORLD_SIZE": per_node,
+        first = self[order[0]].address
+        more = {
             "GROUP_WORLD_SIZE": len(order),
-            "MASTER_ADDR": self[order[0]].address,
-            "MASTER_PORT": port,
             "TORCHELASTIC_RUN_ID": job or f"job-{port}",
             "TORCHELASTIC_RESTART_COUNT": restart,
             "TORCHELASTIC_MAX_RESTARTS": 3,
             # torchrun's agent, whose store has both, does not run here.
-            "IOBENCH_STORE": f"tcp://{self[order[0]].address}:{port + 1}",
+            "IOBENCH_STORE": f"tcp://{first}:{port + 1}",
             "IOBENCH_TOKEN": "secret",
+            **(environ or {}),
         }
+        groups = [rank // per_node for rank in range(len(order) * per_node)]
         started = []
-        for rank in range(size):
-            own = {"RANK": rank, "LOCAL_RANK": rank % per_node, "GROUP_RANK": rank // per_node}
-            variables = {name: str(value) for name, value in {**common, **own}.items()}
-            node = self[order[rank // per_node]]
-            process = node.start(
+        for rank, own in enumerate(torchrun_variables(groups, port, first, **more)):
+            process = self[order[groups[rank]]].start(
                 target,
                 *arguments,
-                environ={**variables, **(environ or {})},
+                environ=own,
                 points=(points or {}).get(rank, ()),
             )
             process.rank = rank

@@ -7,33 +7,6 @@ from pathlib import Path
 from support.ranks import Ranks, free_port, running
 
 
-def torchrun_variables(rank: int, size: int, job: str) -> dict[str, str]:
-    """The variables of torchrun for ranks on nodes of their own."""
-    return {
-        "RANK": str(rank),
-        "WORLD_SIZE": str(size),
-        "LOCAL_RANK": "0",
-        "LOCAL_WORLD_SIZE": "1",
-        "GROUP_RANK": str(rank),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": job,
-    }
-
-
-def placed(nodes: Sequence[int], job: str, host: str) -> list[dict[str, str]]:
-    """The variables of torchrun of ranks on these nodes, such as [0, 0, 1]. Rank 0 is at `host`."""
-    return [
-        {
-            **torchrun_variables(rank, len(nodes), job),
-            "LOCAL_RANK": str(nodes[:rank].count(node)),
-            "LOCAL_WORLD_SIZE": str(nodes.count(node)),
-            "GROUP_RANK": str(node),
-            "MASTER_ADDR": host,
-        }
-        for rank, node in enumerate(nodes)
-    ]
-
-
 def slurm(rank: int, size: int, job: str) -> dict[str, str]:
     """The variables of `srun` for ranks on nodes of their own."""
     return {

@@ -16,13 +16,10 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from support.preloaded import Preloaded
-from tests.support.ranks import free_port
-
-_REPOSITORY = Path(__file__).parents[2]
+from tests.support.ranks import PATH, free_port, torchrun_variables
 
 
 class PoolError(Exception):
@@ -41,24 +38,15 @@ class RankPool:
 
     def __init__(self, size: int) -> None:
         self.broken = False
-        common = {
-            **os.environ,
-            "WORLD_SIZE": str(size),
-            "LOCAL_WORLD_SIZE": str(size),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(free_port()),
-            "TORCHELASTIC_RUN_ID": f"pool-{os.getpid()}",
-            "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": os.pathsep.join([str(_REPOSITORY), os.environ.get("PYTHONPATH", "")]),
-        }
+        more = {"TORCHELASTIC_RUN_ID": f"pool-{os.getpid()}", "OMP_NUM_THREADS": 1}
         self.processes = [
             Preloaded(
                 ["-m", "tests.support.rank_pool"],
-                env=common | {"RANK": str(rank), "LOCAL_RANK": str(rank), "GROUP_RANK": "0"},
+                env={**os.environ, "PYTHONPATH": PATH, **own},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
             )
-            for rank in range(size)
+            for own in torchrun_variables([0] * size, free_port(), **more)
         ]
 
     def call(self, function: Callable[..., Any], *args: Any, world: int | None = None) -> list[Any]:

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from support.preloaded import Preloaded
 
-_REPOSITORY = Path(__file__).parents[2]
+PATH = os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
+"""The PYTHONPATH of processes that import `tests`."""
 
 
 def free_port() -> int:
@@ -20,6 +21,26 @@ def free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
+
+
+def torchrun_variables(
+    nodes: Sequence[int], port: object, address: str = "127.0.0.1", **more: object
+) -> list[dict[str, str]]:
+    """The variables of torchrun of ranks on these nodes, such as [0, 0, 1], and `more`."""
+    made = []
+    for rank, node in enumerate(nodes):
+        own = {
+            "RANK": rank,
+            "WORLD_SIZE": len(nodes),
+            "LOCAL_RANK": nodes[:rank].count(node),
+            "LOCAL_WORLD_SIZE": nodes.count(node),
+            "GROUP_RANK": node,
+            "MASTER_ADDR": address,
+            "MASTER_PORT": port,
+            **more,
+        }
+        made.append({name: str(value) for name, value in own.items()})
+    return made
 
 
 class Ranks:
@@ -102,21 +123,10 @@ def start_ranks(
     stdin: bool = False,
 ) -> Iterator[Ranks]:
     """Start `size` ranks that run the Python `code`."""
-    local = local_size or size
-    common = {
-        "WORLD_SIZE": str(size),
-        "LOCAL_WORLD_SIZE": str(local),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(free_port()),
-        "TORCHELASTIC_RUN_ID": f"test-{os.getpid()}",
-        "PYTHONPATH": os.pathsep.join([str(_REPOSITORY), os.environ.get("PYTHONPATH", "")]),
-        **(environ or {}),
-    }
-    places = [
-        {"RANK": str(rank), "LOCAL_RANK": str(rank % local), "GROUP_RANK": str(rank // local)}
-        for rank in range(size)
-    ]
-    with running([(["-c", code], common | own) for own in places], stdin=stdin) as ranks:
+    nodes = [rank // (local_size or size) for rank in range(size)]
+    more = {"TORCHELASTIC_RUN_ID": f"test-{os.getpid()}", "PYTHONPATH": PATH, **(environ or {})}
+    variables = torchrun_variables(nodes, free_port(), **more)
+    with running([(["-c", code], own) for own in variables], stdin=stdin) as ranks:
         yield ranks
 
 
