@@ -13,8 +13,9 @@ import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
+import msgspec
 import numpy as np
 import torch
 
@@ -22,6 +23,8 @@ from iobench.checkpoint.checksums import read_file
 from iobench.checkpoint.manifest import FileRecord, Manifest, Piece
 from iobench.checkpoint.piece_reader import PieceReader, StoredPiece, pieces_of
 from iobench.checkpoint.ranked.structure import is_sharded, sharded_like
+from iobench.checkpoint.rebuild import readable
+from iobench.checkpoint.state_tree import parsed
 from iobench.errors import DataMismatchError, StateError, TransferError, UsageError
 from iobench.formats import safetensors, torch_file
 from iobench.formats.tensors import torch_dtype
@@ -248,25 +251,28 @@ def _state_dict(store: GenerationStore, record: GenerationRecord) -> dict[str, A
 
 
 _STATE, _DESCRIPTION = "optimizer-state", "optimizer.json"
-_SCHEMA = "iobench.offload.export/1"
+_Schema = Literal["iobench.offload.export/1"]
 
 
 def file_of(layout: StateLayout, record: GenerationRecord) -> FileRecord:
     """Return the record of the file `optimizer-state` of a generation; reads nothing."""
     pieces = tuple(
-        Piece(
-            f"chunk {chunk}", layout.slot_bytes("state", chunk) - BLOCK, f"{int(row['state']):016x}"
-        )
-        for chunk, row in enumerate(record.rows)
+        Piece(f"chunk {chunk}", size, f"{int(row['state']):016x}")
+        for chunk, (size, row) in enumerate(zip(_sizes(layout), record.rows, strict=True))
     )
     return FileRecord(path=_STATE, size_bytes=sum(one.size_bytes for one in pieces), pieces=pieces)
+
+
+def _sizes(layout: StateLayout) -> list[int]:
+    """Return the bytes of each chunk in the file."""
+    return [layout.slot_bytes("state", chunk) - BLOCK for chunk in range(layout.chunks)]
 
 
 def description_of(layout: StateLayout, record: GenerationRecord) -> FileImage:
     """Return the file `optimizer.json` of a generation."""
     text = json.dumps(
         {
-            "schema": _SCHEMA,
+            "schema": get_args(_Schema)[0],
             "layout": json.loads(layout.to_json()),
             "updates": record.updates,
             "counts": [int(count) for count in record.counts],
@@ -285,8 +291,7 @@ class SlotsFile(SourceFile):
     def __init__(self, directory: Path, layout: StateLayout, record: GenerationRecord) -> None:
         """Open the file of the slots. Raises LocalDamageError."""
         self.name, self._layout, self._rows = _STATE, layout, record.rows
-        sizes = [layout.slot_bytes("state", chunk) - BLOCK for chunk in range(layout.chunks)]
-        self._starts = [0, *itertools.accumulate(sizes)]
+        self._starts = [0, *itertools.accumulate(_sizes(layout))]
         self.size_bytes = self._starts[-1]
         try:
             self._file = StateFile(directory / "state", file_sizes(layout)["state"])
@@ -317,6 +322,16 @@ class SlotsFile(SourceFile):
         self._file.close()
 
 
+class _Description(msgspec.Struct):
+    """The file `optimizer.json`."""
+
+    schema: _Schema
+    layout: dict[str, Any]
+    updates: int
+    counts: list[int]
+    groups: list[dict[str, Any]]
+
+
 class ExportedState:
     """The optimizer's state in the files of a checkpoint at `location`. A StateSource.
 
@@ -327,15 +342,16 @@ class ExportedState:
         """Read the description. Raises DataMismatchError, TransferError."""
         self._copy = StoredReader(writer, location)
         where = f"{location}/{_DESCRIPTION}"
-        found = json.loads(read_file(self._copy, manifest.file(_DESCRIPTION)))
-        if found.get("schema") != _SCHEMA:
-            raise DataMismatchError(f"{where}: schema {found.get('schema')!r} is not {_SCHEMA!r}")
-        (pinned,) = manifest.pinned
-        (self._file,) = (one for one in pinned.files if one.path == _STATE)
-        self.layout = StateLayout.from_json(json.dumps(found["layout"]), where)
-        self.updates: int = found["updates"]
-        self.groups: Sequence[Mapping[str, Any]] = found["groups"]
-        self.counts: npt.NDArray[np.uint64] = np.array(found["counts"], dtype=np.uint64)
+        with readable(where):
+            found = parsed(read_file(self._copy, manifest.file(_DESCRIPTION)), _Description)
+            (pinned,) = manifest.pinned
+            (self._file,) = (one for one in pinned.files if one.path == _STATE)
+            self.counts: npt.NDArray[np.uint64] = np.array(found.counts, dtype=np.uint64)
+        self.layout = StateLayout.from_json(json.dumps(found.layout), where)
+        self.updates, self.groups = found.updates, found.groups
+        parts = [piece.size_bytes for piece in self._file.pieces], len(self.counts)
+        if parts != (_sizes(self.layout), len(self.layout.parameters)):
+            raise DataMismatchError(f"{where}: describes another file than {self._file.path}")
         self._pieces = self._read_pieces()
         self._piece: tuple[ParameterPiece, list[torch.Tensor]] | None = None
 
