@@ -6,10 +6,9 @@ Streamed: the file of a snapshot that is larger than its slot, which has only th
 from __future__ import annotations
 
 import bisect
-import functools
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, Self
 
@@ -17,10 +16,9 @@ import torch
 
 from iobench.checkpoint.state_tree import Template
 from iobench.errors import TransferError
-from iobench.formats.many_parts import ManyParts
 from iobench.formats.tensor_layouts import Located
 from iobench.writers.device.cuda import Device
-from iobench.writers.image import AnyMemory, FileImage, HostBytes, Segment
+from iobench.writers.image import AnyMemory, FileImage, HostBytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,29 +208,16 @@ class Streamed:
             raise self._error
 
 
-class StreamedImage(ManyParts):
+class StreamedImage(FileImage):
     """The whole file of a Streamed, for one write. See FileImage."""
 
     def __init__(self, rest: FileImage, streamed: Streamed) -> None:
-        super().__init__(rest.path, [0], rest.size_bytes)
-        self._set(
-            on_device=bool(streamed.devices),
-            begin=streamed.begin,
-            _rest=rest,
-            _streamed=streamed,
-            _ranges=[],
-            _position=0,
-            _hashed=False,
-            _lock=threading.Lock(),
-        )
-
-    begin: int
-    _rest: FileImage
-    _streamed: Streamed
-    _ranges: list[tuple[int, int]]
-    _position: int
-    _hashed: bool
-    _lock: threading.Lock
+        on_device = bool(streamed.devices)
+        self._describe(rest.path, [0], rest.size_bytes, on_device=on_device)
+        self.begin, self._rest, self._streamed = streamed.begin, rest, streamed
+        self._ranges: list[tuple[int, int]] = []
+        self._position, self._hashed = 0, False
+        self._lock = threading.Lock()
 
     def _cut(self, first: int, last: int, begin: int, end: int) -> list[AnyMemory]:
         del first, last  # there is one part
@@ -247,9 +232,8 @@ class StreamedImage(ManyParts):
     def devices(self) -> list[Device]:
         return self._streamed.devices
 
-    @functools.cached_property
-    def segments(self) -> tuple[Segment, ...]:
-        return FileImage.of(self.path, self.pieces(0, self.size_bytes)).segments
+    def parts(self) -> Iterator[tuple[int, AnyMemory]]:
+        return FileImage.of_parts(self.path, self.pieces(0, self.size_bytes)).parts()
 
     def in_one_piece(self, start: int, stop: int) -> bool:
         """Whether they are in the slot. Memory of the state is copied, so that it is released."""
@@ -265,12 +249,12 @@ class StreamedImage(ManyParts):
         with self._lock:
             bisect.insort(self._ranges, (start, stop))
             while self._ranges and self._ranges[0][0] <= self._position:
-                self._set(_position=max(self._position, self._ranges.pop(0)[1]))
+                self._position = max(self._position, self._ranges.pop(0)[1])
         self._finish_if_read()
 
     def hashed(self) -> None:
         """Note that the checksums of all pieces that begin before `begin` were computed."""
-        self._set(_hashed=True)
+        self._hashed = True
         self._finish_if_read()
 
     def written(self) -> None:

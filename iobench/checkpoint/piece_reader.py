@@ -198,11 +198,8 @@ class _PartialImage(FileImage):
     """A file of which only the segments are in memory; no other bytes of it can be moved."""
 
     def __init__(self, path: str, size_bytes: int, segments: list[Segment]) -> None:
-        values = {"path": path, "size_bytes": size_bytes, "segments": tuple(segments)}
-        starts = tuple(segment.offset for segment in segments)
-        for name, value in {**values, "_starts": starts, "on_device": False}.items():
-            object.__setattr__(self, name, value)  # a FileImage is frozen
-        self._check_path()
+        self._describe(path, [segment.offset for segment in segments], size_bytes)
+        self._parts = [segment.memory for segment in segments]
 
 
 class _Run(NamedTuple):

@@ -31,7 +31,7 @@ from iobench.checkpoint.state_tree import FlatState, Template, flatten
 from iobench.checkpoint.store import Staged
 from iobench.errors import StateError
 from iobench.formats.collector import collector_paused
-from iobench.formats.many_parts import Numbers, PartsImage, ScatteredImage
+from iobench.formats.many_parts import Numbers, ScatteredImage
 from iobench.formats.safetensors_header import header_bytes
 from iobench.formats.tensor_layouts import FileLayout, Located, TensorLayouts, numbers
 from iobench.formats.tensors import tensor_bytes, tensor_memory
@@ -144,12 +144,12 @@ class Structure(Template):
             return False
         return not _overlap(starts, self._reaches)
 
-    def leaf_by_leaf(self, path: str, tensors: Sequence[torch.Tensor]) -> PartsImage:
+    def leaf_by_leaf(self, path: str, tensors: Sequence[torch.Tensor]) -> FileImage:
         """Return the tensor file on the memory of a state on any device."""
         leaves = [tensors[number].detach() for number in self._tensors]
         for at in self._shared:
             leaves[at] = _memory_at(leaves[at], int(self._shifts[at]), int(self._reaches[at]))
-        return PartsImage(path, [self._file.text, *map(tensor_memory, leaves)])
+        return FileImage.of_parts(path, [self._file.text, *map(tensor_memory, leaves)])
 
     def image(self, path: str, located: Located, tensors: list[torch.Tensor]) -> ScatteredImage:
         """Return the tensor file on the memory of a CPU state."""

@@ -18,7 +18,7 @@ import torch
 
 from iobench.errors import UnavailableError
 from iobench.formats import torch_tensor
-from iobench.formats.many_parts import CheckedImage, Numbers, PartsImage, RunningChecksums
+from iobench.formats.many_parts import CheckedImage, Numbers, RunningChecksums
 from iobench.formats.tensor_layouts import FileLayout
 from iobench.formats.torch_tensor import Settings, TensorFile
 from iobench.writers.image import AnyMemory, Bytes, FileImage
@@ -93,7 +93,7 @@ class DcpFile:
         texts = [held[start:stop] for start, stop in itertools.pairwise(cuts)]
         parts = [texts[0], *itertools.chain(*zip(data, texts[1:], strict=True))]
         if not checked:
-            return PartsImage(path, parts)
+            return FileImage.of_parts(path, parts)
         return CheckedImage(path, parts, _checksums(self._stored, data, texts[1:]))
 
     def streamed(self, checksum: Callable[[], int]) -> Iterator[Bytes | int]:

@@ -1,17 +1,12 @@
-"""File images of many small parts: no object is made for each of their segments.
+"""File images of formats.
 
-A state of 100,000 tensors has as many segments. With so many objects the garbage collector takes
-longer than the copies.
-
-CheckedImage: an image whose checksums are computed while a writer reads it.
+CheckedImage: its checksums are computed while a writer reads it. ScatteredImage: it is described by
+addresses. WindowImage: one range of a file.
 """
 
 from __future__ import annotations
 
-import functools
-import itertools
 import threading
-from abc import abstractmethod
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -21,69 +16,10 @@ from isal import isal_zlib
 
 from iobench import linux
 from iobench.writers.device.base import DeviceBytes
-from iobench.writers.image import AnyMemory, Bytes, FileImage, HostBytes, Segment
+from iobench.writers.image import AnyMemory, Bytes, FileImage, HostBytes
 
 Numbers = np.ndarray[Any, np.dtype[np.int64]]
 """Addresses or lengths."""
-
-
-class ManyParts(FileImage):
-    """An image whose parts in host memory begin at `starts` of the file, without gaps."""
-
-    def __init__(self, path: str, starts: Sequence[int], size_bytes: int) -> None:
-        self._set(path=path, on_device=False, size_bytes=size_bytes, _starts=starts)
-        self._check_path()
-
-    def _set(self, **values: object) -> None:
-        for name, value in values.items():
-            object.__setattr__(self, name, value)  # a FileImage is frozen
-
-    @functools.cached_property
-    def segments(self) -> tuple[Segment, ...]:
-        return tuple(
-            Segment(offset=start, length=len(view), memory=view)
-            for start, view in zip(self._starts, self.views(0, self.size_bytes), strict=True)
-        )
-
-    def pieces(self, start: int, stop: int) -> list[AnyMemory]:
-        self._check_range(start, stop)
-        if start == stop:
-            return []
-        first = bisect_right(self._starts, start) - 1
-        last = bisect_left(self._starts, stop)
-        return self._cut(first, last, start - self._starts[first], stop - self._starts[last - 1])
-
-    @abstractmethod
-    def _cut(self, first: int, last: int, begin: int, end: int) -> list[AnyMemory]:
-        """Return the parts [first, last), the first one from `begin` and the last one to `end`."""
-
-
-class PartsImage(ManyParts):
-    """An image of uint8 arrays and device memory, to be written or read."""
-
-    def __init__(self, path: str, parts: Iterable[AnyMemory]) -> None:
-        """`parts` follow one another; empty ones are skipped. Some may be on a device."""
-        arrays = [part for part in parts if len(part)]
-        starts = [0, *itertools.accumulate(map(len, arrays))]
-        size = starts.pop()
-        super().__init__(path, starts, size)
-        on_device = any(issubclass(kind, DeviceBytes) for kind in set(map(type, arrays)))
-        self._set(_arrays=arrays, on_device=on_device)
-
-    _arrays: list[AnyMemory]
-
-    def parts(self) -> Iterator[tuple[int, AnyMemory]]:
-        return zip(self._starts, self._arrays, strict=True)
-
-    @property
-    def writable(self) -> bool:
-        return all(isinstance(a, DeviceBytes) or a.flags.writeable for a in self._arrays)
-
-    def _cut(self, first: int, last: int, begin: int, end: int) -> list[AnyMemory]:
-        found: list[AnyMemory] = [*self._arrays[first:last]]
-        found[-1] = found[-1][:end]
-        found[0] = found[0][begin:]
-        return found
 
 
 class RunningChecksums:
@@ -147,7 +83,7 @@ class RunningChecksums:
         return running
 
 
-class CheckedImage(PartsImage):
+class CheckedImage(FileImage):
     """An image that completes the checksums up to the end of each range that is taken.
 
     Bytes on a device are added in the block to which a writer copies them. A worker that is ahead
@@ -162,11 +98,8 @@ class CheckedImage(PartsImage):
         A thread that takes a range completes the checksums of that range alone, and waits for no
         thread that takes another one.
         """
-        super().__init__(path, parts)
-        self._set(_begins=sorted(checksums), _checksums=checksums)
-
-    _begins: list[int]
-    _checksums: Mapping[int, RunningChecksums]
+        self._hold(path, parts)
+        self._begins, self._checksums = sorted(checksums), checksums
 
     def pieces(self, start: int, stop: int) -> list[AnyMemory]:
         if not self.on_device:
@@ -179,7 +112,7 @@ class CheckedImage(PartsImage):
             self._checksums[begin].reach(stop, host_bytes)
 
 
-class ScatteredImage(ManyParts):
+class ScatteredImage(FileImage):
     """An image of memory described by addresses and lengths, to be written.
 
     To make a numpy array of a tensor takes longer than to copy 10 kB. So the views of a range are
@@ -200,18 +133,16 @@ class ScatteredImage(ManyParts):
 
         The parts follow one another without gaps. `owners` keeps their memory alive.
         """
-        super().__init__(path, starts, starts[-1] + int(lengths[-1]))
+        self._describe(path, starts, starts[-1] + int(lengths[-1]))
         ends = addresses + lengths
         low = int(addresses.min())
-        self._set(
-            _begins=(addresses - low).tolist(),
-            _ends=(ends - low).tolist(),
-            _memory=np.asarray(linux.MemorySpan(low, int(ends.max()) - low, owners, readonly=True)),
-        )
+        span = linux.MemorySpan(low, int(ends.max()) - low, owners, readonly=True)
+        self._memory: Bytes = np.asarray(span)
+        self._begins: list[int] = (addresses - low).tolist()
+        self._ends: list[int] = (ends - low).tolist()
 
-    _begins: list[int]
-    _ends: list[int]
-    _memory: Bytes
+    def parts(self) -> Iterator[tuple[int, AnyMemory]]:
+        return zip(self._starts, self.pieces(0, self.size_bytes), strict=True)
 
     def _cut(self, first: int, last: int, begin: int, end: int) -> list[AnyMemory]:
         begins, ends = self._begins[first:last], self._ends[first:last]
@@ -221,26 +152,17 @@ class ScatteredImage(ManyParts):
         return [memory[one:other] for one, other in zip(begins, ends, strict=True)]
 
 
-class WindowImage(ManyParts):
+class WindowImage(FileImage):
     """An image of a file of which one range is in memory. Only this range can be read."""
 
     def __init__(self, path: str, size_bytes: int, start: int, memory: AnyMemory) -> None:
         """The file's bytes from `start` on go to `memory`, until one of them ends."""
-        super().__init__(path, [start], size_bytes)
-        memory = memory[: size_bytes - start]
-        self._set(_memory=memory, on_device=isinstance(memory, DeviceBytes))
-
-    _memory: AnyMemory
-
-    def parts(self) -> Iterator[tuple[int, AnyMemory]]:
-        yield self._starts[0], self._memory
-
-    @property
-    def writable(self) -> bool:
-        return isinstance(self._memory, DeviceBytes) or bool(self._memory.flags.writeable)
+        self._parts = [memory[: size_bytes - start]]
+        on_device = isinstance(memory, DeviceBytes)
+        self._describe(path, [start], size_bytes, on_device=on_device)
 
     def _cut(self, first: int, last: int, begin: int, end: int) -> list[AnyMemory]:
-        del first, last  # there is one part
-        if not 0 <= begin <= end <= len(self._memory):
-            raise IndexError(f"[{begin}, {end}) of a window of {len(self._memory)} bytes")
-        return [self._memory[begin:end]]
+        size = len(self._parts[0])
+        if not 0 <= begin <= end <= size:
+            raise IndexError(f"[{begin}, {end}) of a window of {size} bytes")
+        return super()._cut(first, last, begin, end)

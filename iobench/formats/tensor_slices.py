@@ -16,12 +16,11 @@ import numpy as np
 import torch
 
 from iobench import linux
-from iobench.formats.many_parts import ManyParts
 from iobench.formats.safetensors_header import ALIGNMENT
 from iobench.formats.tensors import tensor_bytes, tensor_from_bytes
 from iobench.units import MIB
 from iobench.writers.blocks.pages import pages_to_read_into
-from iobench.writers.image import AnyMemory, Bytes, Ranges
+from iobench.writers.image import AnyMemory, Bytes, FileImage, Ranges
 from iobench.writers.transfer import Meter
 
 GAP_BYTES = MIB
@@ -124,7 +123,7 @@ def _take(into: Bytes, steps: Sequence[int], data: Bytes, begin: int) -> None:
                 _take(into[number], steps[1:], data, begin - number * step)
 
 
-class CutImage(ManyParts):
+class CutImage(FileImage):
     """A file of which only slices are in memory. What is between them can be read, and is dropped.
 
     A block with more than one part goes through memory of a writer. So neither the gaps between
@@ -133,10 +132,8 @@ class CutImage(ManyParts):
 
     def __init__(self, path: str, size_bytes: int, cuts: Sequence[CutPart]) -> None:
         """`cuts` are in the order of the file and do not overlap; none is empty."""
-        super().__init__(path, [cut.start for cut in cuts], size_bytes)
-        self._set(_cuts=cuts)
-
-    _cuts: Sequence[CutPart]
+        self._describe(path, [cut.start for cut in cuts], size_bytes)
+        self._cuts = cuts
 
     @property
     def writable(self) -> bool:

@@ -25,7 +25,6 @@ from torch.utils.serialization import config
 from iobench.errors import DataMismatchError, SaveError, TransferError
 from iobench.formats import torch_image
 from iobench.formats.inspected_file import InspectedFile
-from iobench.formats.many_parts import PartsImage
 from iobench.formats.tensors import storages_bytes
 from iobench.formats.torch_index import TorchIndex, unpickled
 from iobench.integrations.default_writer import chosen_writer
@@ -278,7 +277,7 @@ def _allocate(name: str, index: TorchIndex) -> tuple[FileImage, dict[str, torch.
         parts += (between[used : used + length], memory)
         used += length
         position = stops[key]
-    image = PartsImage(name, [*parts, between[used:]])
+    image = FileImage.of_parts(name, [*parts, between[used:]])
     return image, dict(zip(map(str, keys), storages, strict=True))
 
 

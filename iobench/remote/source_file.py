@@ -121,12 +121,9 @@ class SourceFile:
 class _SourceImage(FileImage):
     """The bytes of `source`, in no memory until a writer asks for them."""
 
-    _source: SourceFile
-
     def __init__(self, source: SourceFile) -> None:
-        values = {"path": source.name, "size_bytes": source.size_bytes, "_source": source}
-        for name, value in {**values, "segments": (), "on_device": False}.items():
-            object.__setattr__(self, name, value)  # a FileImage is frozen
+        self._describe(source.name, [], source.size_bytes)
+        self._parts, self._source = [], source
 
     def pieces(self, start: int, stop: int) -> list[AnyMemory]:
         return [self._source.read(start, stop)]

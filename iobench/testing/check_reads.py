@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -85,12 +84,11 @@ def partial_reads_into_segments(harness: WriterHarness) -> None:
     expect_same(np.concatenate(pieces), wanted, "[9000, 30500) of four segments")
 
 
-@dataclass(frozen=True, kw_only=True)
 class _Watched(FileImage):
     """Compares bytes with `wanted` when a read reports them."""
 
     wanted: Bytes
-    reported: list[tuple[int, int, bool]] = field(default_factory=list)
+    reported: list[tuple[int, int, bool]]
 
     def filled(self, start: int, stop: int) -> None:
         (found,) = self.views(start, stop)
@@ -107,8 +105,8 @@ def reported_bytes(harness: WriterHarness) -> None:
     data = content(size)
     harness.write(harness.image("file", data))
     for start, stop in ((0, size), (4097, size - 5)):
-        room = harness.image("file", np.zeros(size, dtype=np.uint8))
-        image = _Watched(path="file", segments=room.segments, wanted=data)
+        image = _Watched.of("file", [np.zeros(size, dtype=np.uint8)])
+        image.wanted, image.reported = data, []
         harness.read(image, start=start, stop=stop)
         end = start
         for begin, until, right in sorted(image.reported):

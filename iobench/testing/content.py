@@ -63,9 +63,8 @@ class BrokenImage(FileImage):
     def at(cls, path: str, memory: Any, breaks_at: int) -> BrokenImage:
         """Return an image of `memory` whose byte `breaks_at` is broken."""
         image = cls.of(path, [memory])
-        broken = cls(path=path, segments=image.segments)
-        object.__setattr__(broken, "breaks_at", breaks_at)
-        return broken
+        image.breaks_at = breaks_at
+        return image
 
     def views(self, start: int, stop: int) -> list[Bytes]:
         if start <= self.breaks_at < stop:

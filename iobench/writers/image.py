@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeAlias, cast
 
 import numpy as np
 
@@ -71,70 +71,88 @@ class Segment:
     memory: AnyMemory = field(repr=False)
 
 
-@dataclass(frozen=True, kw_only=True)
 class FileImage:
     """The bytes of the file `path`, in memory. `path` is relative to the target of a transfer.
 
-    The segments follow one another without gaps from offset 0. Nothing is copied: the memory must
+    Its parts follow one another without gaps from offset 0. Nothing is copied: the memory must
     not change until the transfer returns. When some of it is on a device (`on_device`), a writer
     works on `staging.staged(image)`, which provides the bytes on the host.
+
+    No object is made for each part before `segments` is asked for: with those of a state of 100,000
+    tensors, the garbage collector takes longer than the copies.
     """
 
     path: str
-    segments: tuple[Segment, ...]
-    size_bytes: int = field(init=False)
-    on_device: bool = field(init=False)
-    _starts: Sequence[int] = field(init=False, repr=False, compare=False)
+    size_bytes: int
+    on_device: bool
+    _starts: Sequence[int]
+    _parts: list[AnyMemory]
 
-    def __post_init__(self) -> None:
-        self._check_path()
-        expected = 0
-        for segment in self.segments:
+    def __init__(self, *, path: str, segments: Iterable[Segment]) -> None:
+        """Raises UsageError unless each segment begins where the one before it ends."""
+        expected, parts = 0, []
+        for segment in segments:
             if segment.offset != expected or segment.length != len(segment.memory):
                 raise UsageError(
-                    f"image {self.path!r}: a segment of {segment.length} bytes at "
+                    f"image {path!r}: a segment of {segment.length} bytes at "
                     f"{segment.offset} does not continue at {expected}"
                 )
             expected += segment.length
-        object.__setattr__(self, "size_bytes", expected)
-        object.__setattr__(self, "_starts", tuple(s.offset for s in self.segments))
-        on_device = not all(isinstance(segment.memory, np.ndarray) for segment in self.segments)
-        object.__setattr__(self, "on_device", on_device)
+            parts.append(segment.memory)
+        self._hold(path, parts)
 
-    def _check_path(self) -> None:
-        if not self.path or os.path.isabs(self.path) or ".." in self.path.split("/"):
-            raise UsageError(
-                f"image path {self.path!r}: must be relative and stay below its target"
-            )
+    def _hold(self, path: str, parts: Iterable[AnyMemory]) -> None:
+        """Set the attributes of an image of `parts`."""
+        self._parts = [part for part in parts if len(part)]
+        starts = [0, *itertools.accumulate(map(len, self._parts))]
+        size, kinds = starts.pop(), set(map(type, self._parts))
+        on_device = any(issubclass(kind, DeviceBytes) for kind in kinds)
+        self._describe(path, starts, size, on_device=on_device)
+
+    def _describe(
+        self, path: str, starts: Sequence[int], size_bytes: int, *, on_device: bool = False
+    ) -> None:
+        """Set the attributes of an image whose parts begin at `starts` of the file."""
+        if not path or os.path.isabs(path) or ".." in path.split("/"):
+            raise UsageError(f"image path {path!r}: must be relative and stay below its target")
+        self.path, self.size_bytes, self.on_device = path, size_bytes, on_device
+        self._starts = starts
 
     @classmethod
-    def of(cls, path: str, memories: Iterable[Any]) -> FileImage:
+    def of(cls, path: str, memories: Iterable[Any]) -> Self:
         """Make an image of `memories` in this order; empty ones are skipped.
 
         Each has a contiguous buffer (bytes, memoryview, numpy array, mmap), is a dense, contiguous
         torch tensor on the CPU or a CUDA device, or is DeviceBytes. Raises UsageError for any other
         memory.
         """
-        views = [view for view in map(_as_bytes, memories) if len(view)]
-        ends = itertools.accumulate(len(view) for view in views)
-        segments = tuple(
-            Segment(offset=end - len(view), length=len(view), memory=view)
-            for view, end in zip(views, ends, strict=True)
+        return cls.of_parts(path, map(_as_bytes, memories))
+
+    @classmethod
+    def of_parts(cls, path: str, parts: Iterable[AnyMemory]) -> Self:
+        """Make an image like `of`, of uint8 arrays and DeviceBytes, which are not checked."""
+        image = cls.__new__(cls)
+        image._hold(path, parts)
+        return image
+
+    @functools.cached_property
+    def segments(self) -> tuple[Segment, ...]:
+        """The parts, described."""
+        return tuple(
+            Segment(offset=start, length=len(memory), memory=memory)
+            for start, memory in self.parts()
         )
-        return cls(path=path, segments=segments)
 
     @property
     def writable(self) -> bool:
-        """Whether the memory of every segment is writable, which a restore requires."""
+        """Whether the memory of every part is writable, which a restore requires."""
         return all(
-            isinstance(segment.memory, DeviceBytes) or segment.memory.flags.writeable
-            for segment in self.segments
+            isinstance(memory, DeviceBytes) or memory.flags.writeable for _, memory in self.parts()
         )
 
     def parts(self) -> Iterator[tuple[int, AnyMemory]]:
-        """Yield (offset in the file, memory) of each segment, in order."""
-        for segment in self.segments:
-            yield segment.offset, segment.memory
+        """Yield (offset in the file, memory) of each part, in order."""
+        return zip(self._starts, self._parts, strict=True)
 
     def devices(self) -> list[Device]:
         """Return the devices that have some of the memory."""
@@ -168,15 +186,15 @@ class FileImage:
         self._check_range(start, stop)
         if start == stop:
             return []
-        found: list[AnyMemory] = []
-        index = bisect.bisect_right(self._starts, start) - 1
-        while start < stop:
-            segment = self.segments[index]
-            begin = start - segment.offset
-            end = min(stop - segment.offset, segment.length)
-            found.append(segment.memory[begin:end])
-            start = segment.offset + end
-            index += 1
+        first = bisect.bisect_right(self._starts, start) - 1
+        last = bisect.bisect_left(self._starts, stop)
+        return self._cut(first, last, start - self._starts[first], stop - self._starts[last - 1])
+
+    def _cut(self, first: int, last: int, begin: int, end: int) -> list[AnyMemory]:
+        """Return the parts [first, last), the first one from `begin` and the last one to `end`."""
+        found = self._parts[first:last]
+        found[-1] = found[-1][:end]
+        found[0] = found[0][begin:]
         return found
 
     def room(self, start: int, stop: int) -> list[AnyMemory]:
@@ -188,7 +206,7 @@ class FileImage:
             raise IndexError(f"[{start}, {stop}) of an image of {self.size_bytes} bytes")
 
     def in_one_piece(self, start: int, stop: int) -> bool:
-        """Whether the bytes [start, stop), one or more, are in one segment."""
+        """Whether the bytes [start, stop), one or more, are in one part."""
         starts = self._starts
         return bisect.bisect_right(starts, start) == bisect.bisect_left(starts, stop)
 
@@ -279,23 +297,13 @@ class Extent(NamedTuple):
 
 
 class WrappedImage(FileImage):
-    """The image `image`. No object is made for each of its segments."""
+    """The image `image`. No object is made for each of its parts."""
 
     def __init__(self, image: FileImage, **values: object) -> None:
         """`values` are further attributes."""
-        values |= {name: getattr(image, name) for name in ("path", "size_bytes", "on_device")}
-        for name, value in {**values, "_image": image}.items():
-            object.__setattr__(self, name, value)  # a FileImage is frozen
-
-    _image: FileImage
-
-    @functools.cached_property
-    def segments(self) -> tuple[Segment, ...]:
-        return self._image.segments
-
-    @functools.cached_property
-    def _starts(self) -> Sequence[int]:
-        return self._image._starts
+        self._image = image
+        self.path, self.size_bytes, self.on_device = image.path, image.size_bytes, image.on_device
+        vars(self).update(values)
 
     @property
     def writable(self) -> bool:

@@ -5,7 +5,6 @@ SlicedFiles: the files that they wrote in slices, read as if each were one file.
 
 from __future__ import annotations
 
-import functools
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,7 +18,7 @@ from iobench.errors import DataMismatchError
 from iobench.ranks.restore_plan import Range, fitting_align, slices, writers_of
 from iobench.units import MIB
 from iobench.writers.base import Availability, RangeSource, Source, Writer
-from iobench.writers.image import AnyMemory, Bytes, FileImage, Segment
+from iobench.writers.image import AnyMemory, Bytes, FileImage
 from iobench.writers.stream import BlockStream
 from iobench.writers.transfer import Meter, Transfer
 
@@ -80,27 +79,15 @@ class SliceImage(FileImage):
 
     def __init__(self, whole: FileImage, start: int, stop: int, path: str) -> None:
         whole._check_range(start, stop)
-        values = {"path": path, "size_bytes": stop - start, "on_device": whole.on_device}
-        for name, value in {**values, "_whole": whole, "_begin": start}.items():
-            object.__setattr__(self, name, value)  # a FileImage is frozen
+        self.path, self.size_bytes, self.on_device = path, stop - start, whole.on_device
+        self._whole, self._begin = whole, start
 
-    _whole: FileImage
-    _begin: int
-
-    @functools.cached_property
-    def segments(self) -> tuple[Segment, ...]:
+    def parts(self) -> Iterator[tuple[int, AnyMemory]]:
         begin, end = self._begin, self._begin + self.size_bytes
-        found = []
         for offset, memory in self._whole.parts():
             first, last = max(begin, offset), min(end, offset + len(memory))
             if first < last:
-                part = memory[first - offset : last - offset]
-                found.append(Segment(offset=first - begin, length=last - first, memory=part))
-        return tuple(found)
-
-    @functools.cached_property
-    def _starts(self) -> Sequence[int]:
-        return tuple(segment.offset for segment in self.segments)
+                yield first - begin, memory[first - offset : last - offset]
 
     @property
     def writable(self) -> bool:

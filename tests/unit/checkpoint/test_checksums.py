@@ -20,20 +20,19 @@ from iobench.checkpoint import checksums as module
 from iobench.checkpoint.checksums import PieceDigests, compared, record_of, recorded
 from iobench.checkpoint.manifest import Pieces
 from iobench.errors import DataMismatchError
-from iobench.formats.many_parts import PartsImage
 from iobench.units import KIB
 from iobench.writers.image import FileImage
 from iobench.writers.registry import make
 
 
-def _image(sizes: list[int]) -> tuple[PartsImage, bytes, Pieces, list[str]]:
+def _image(sizes: list[int]) -> tuple[FileImage, bytes, Pieces, list[str]]:
     """Return an image of parts of these sizes, its bytes, its pieces and their checksums."""
     data = np.random.default_rng(len(sizes)).integers(0, 256, sum(sizes), np.uint8)
     ends = [0, *itertools.accumulate(sizes)]
     parts = [data[begin:end].copy() for begin, end in itertools.pairwise(ends)]
     digests = [xxhash.xxh3_64_hexdigest(part) for part in parts]
     pieces = [(str(number), size) for number, size in enumerate(sizes)]
-    return PartsImage("file", parts), data.tobytes(), Pieces(pieces), digests
+    return FileImage.of_parts("file", parts), data.tobytes(), Pieces(pieces), digests
 
 
 @given(
@@ -109,7 +108,7 @@ def test_a_writer_that_takes_the_memory_itself(tmp_path: Path) -> None:
 def test_the_checksum_is_of_what_is_written() -> None:
     """A tensor that changes after the copy to the block does not change the checksum."""
     first, second = np.zeros(100, np.uint8), np.ones(100, np.uint8)
-    image, block = PartsImage("file", [first, second]), np.empty(4 * KIB, np.uint8)
+    image, block = FileImage.of_parts("file", [first, second]), np.empty(4 * KIB, np.uint8)
     with recorded(image, Pieces([("a", 100), ("b", 100)]), by_block=True) as (sent, made):
         sent.gather(0, 200, block)
         first[:] = 7

@@ -18,10 +18,9 @@ from iobench.checkpoint import slots, snapshot
 from iobench.checkpoint.slots import Slot, SlotPool
 from iobench.checkpoint.snapshot import copy_into
 from iobench.errors import StateError, UnavailableError
-from iobench.formats.many_parts import PartsImage
 from iobench.units import MIB
 from iobench.writers.device.cuda import cuda_device
-from iobench.writers.image import Bytes
+from iobench.writers.image import Bytes, FileImage
 
 
 def test_memory_that_grows_is_not_held_twice(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,7 +128,7 @@ def _content(device: FakeDevice, *sources: torch.Tensor) -> Any:
     ]
     names = [f"w{number}" for number in range(len(sources))]
     return SimpleNamespace(
-        on_cpu=False, names=names, tensors=sources, image=lambda: PartsImage("f", parts)
+        on_cpu=False, names=names, tensors=sources, image=lambda: FileImage.of_parts("f", parts)
     )
 
 

@@ -1,5 +1,5 @@
 """Images of files. CheckedImage: checksums are right and at their places, for any order of the
-bytes. PartsImage: the same pieces as a FileImage of the same memory. WindowImage: a part of a file.
+bytes. WindowImage: a part of a file.
 CutImage: slices of tensors are copied out of the blocks of a file, whatever blocks they are."""
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from iobench.errors import UsageError
-from iobench.formats.many_parts import CheckedImage, PartsImage, RunningChecksums, WindowImage
+from iobench.formats.many_parts import CheckedImage, RunningChecksums, WindowImage
 from iobench.formats.tensor_slices import CutImage, CutPart, rows_of, spans
 from iobench.formats.tensors import tensor_bytes
 from iobench.writers.image import Bytes, FileImage
@@ -92,36 +92,15 @@ def test_nothing_is_computed_before_it_is_needed() -> None:
     assert [any(text) for text in file.texts.values()] == [True, False]
 
 
-@given(st.lists(st.integers(0, 9), max_size=8), st.data())
-def test_like_an_image_of_segments(lengths: list[int], data: st.DataObject) -> None:
-    """For every range, and for everything else that writers ask."""
-    parts = [np.random.default_rng(n).integers(0, 256, n, np.uint8) for n in lengths]
-    made, wanted = PartsImage("f", parts), FileImage.of("f", parts)
-    assert (made.size_bytes, made.on_device, made.path) == (wanted.size_bytes, False, "f")
-    first, second = (data.draw(st.integers(0, made.size_bytes)) for _ in range(2))
-    start, stop = sorted((first, second))
-    assert [v.tolist() for v in made.views(start, stop)] == [
-        v.tolist() for v in wanted.views(start, stop)
-    ]
-    assert [(s.offset, s.length) for s in made.segments] == [
-        (s.offset, s.length) for s in wanted.segments
-    ]
-    assert [(at, len(memory)) for at, memory in made.parts()] == [
-        (at, len(memory)) for at, memory in wanted.parts()
-    ]
-    if start < stop:
-        assert made.in_one_piece(start, stop) == wanted.in_one_piece(start, stop)
-
-
 def test_what_is_refused() -> None:
     """A path that is not relative, and bytes that are not in memory; those of a window can be read
     up to the end of the file."""
     with pytest.raises(UsageError, match="relative"):
-        PartsImage("/f", [])
-    parts, frozen = PartsImage("f", [np.zeros(3, np.uint8)]), np.zeros(3, np.uint8)
+        FileImage.of_parts("/f", [])
+    parts, frozen = FileImage.of_parts("f", [np.zeros(3, np.uint8)]), np.zeros(3, np.uint8)
     frozen.flags.writeable = False
     assert parts.writable
-    assert not PartsImage("f", [np.zeros(1, np.uint8), frozen]).writable
+    assert not FileImage.of_parts("f", [np.zeros(1, np.uint8), frozen]).writable
     memory = np.arange(8, dtype=np.uint8)
     image = WindowImage("f", 20, 14, memory)
     assert (image.size_bytes, image.writable, image.in_one_piece(15, 20)) == (20, True, True)
