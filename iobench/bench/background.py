@@ -6,9 +6,9 @@ files, and bytes of its own. It stays in the target from its first use to the en
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 
 from iobench.bench.contenders.base import Contender, WriterContender
@@ -26,48 +26,47 @@ from iobench.writers.registry import make
 _WARM_UP = "warm-up-background"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Restores:
-    """The restores beside one operation, known after its end."""
+During = Callable[[float, float], BackgroundRestores]
+"""Returns what was restored from a time of time.perf_counter on, for so many seconds."""
 
-    writer: str
-    ended: list[Looped | JobError] = field(default_factory=list)
 
-    def during(self, began_s: float, elapsed_s: float) -> BackgroundRestores:
-        """Return what was restored from `began_s` of time.perf_counter on, for `elapsed_s`."""
-        (one,) = self.ended
-        if isinstance(one, JobError):
-            return BackgroundRestores(
-                writer=self.writer,
-                restores=0,
-                bytes=0,
-                lead_s=0.0,
-                lag_s=0.0,
-                reading_s=0.0,
-                resident_fraction=0.0,
-                from_storage=None,
-                mismatches=0,
-                error=str(one),
-            )
-        until_s = began_s + elapsed_s
-        inside_s = [max(0.0, min(end, until_s) - max(begin, began_s)) for begin, end in one.spans]
-        parts = [
-            inside / (end - begin)
-            for inside, (begin, end) in zip(inside_s, one.spans, strict=True)
-            if inside
-        ]
-        all_bytes = one.size_bytes * len(one.spans)
+def during(
+    writer: str, ended: Sequence[Looped | JobError], began_s: float, elapsed_s: float
+) -> BackgroundRestores:
+    """Return what `writer` restored from `began_s` on, for `elapsed_s`; `ended` has the result."""
+    (one,) = ended
+    if isinstance(one, JobError):
         return BackgroundRestores(
-            writer=self.writer,
-            restores=len(parts),
-            bytes=round(one.size_bytes * sum(parts)),
-            lead_s=began_s - one.spans[0][0],
-            lag_s=one.spans[-1][1] - until_s,
-            reading_s=sum(inside_s),
-            resident_fraction=one.resident_fraction,
-            from_storage=None if one.read_bytes is None else one.read_bytes / all_bytes,
-            mismatches=one.mismatches,
+            writer=writer,
+            restores=0,
+            bytes=0,
+            lead_s=0.0,
+            lag_s=0.0,
+            reading_s=0.0,
+            resident_fraction=0.0,
+            from_storage=None,
+            mismatches=0,
+            error=str(one),
         )
+    until_s = began_s + elapsed_s
+    inside_s = [max(0.0, min(end, until_s) - max(begin, began_s)) for begin, end in one.spans]
+    parts = [
+        inside / (end - begin)
+        for inside, (begin, end) in zip(inside_s, one.spans, strict=True)
+        if inside
+    ]
+    all_bytes = one.size_bytes * len(one.spans)
+    return BackgroundRestores(
+        writer=writer,
+        restores=len(parts),
+        bytes=round(one.size_bytes * sum(parts)),
+        lead_s=began_s - one.spans[0][0],
+        lag_s=one.spans[-1][1] - until_s,
+        reading_s=sum(inside_s),
+        resident_fraction=one.resident_fraction,
+        from_storage=None if one.read_bytes is None else one.read_bytes / all_bytes,
+        mismatches=one.mismatches,
+    )
 
 
 class Background(AbstractContextManager["Background"]):
@@ -96,8 +95,10 @@ class Background(AbstractContextManager["Background"]):
         self._ranks.stop()
 
     @contextmanager
-    def restoring(self, contender: int, shape: int) -> Iterator[Restores]:
+    def restoring(self, contender: int, shape: int) -> Iterator[During]:
         """Restore the earlier checkpoint, from before the block until after it.
+
+        What it yields is called after the block.
 
         `contender` and `shape` are indices of the plan's. A peer has a format of its own, so
         `buffered` restores next to it, in a bucket `s3`. Raises JobError if no restore can begin.
@@ -106,10 +107,8 @@ class Background(AbstractContextManager["Background"]):
         if not self._made:
             self._make()
         ref, self._made = self._ref(contender, shape), False
-        restores = Restores(writer=self._readers[contender].label)
         with self._group.looping(ref) as ended:
-            yield restores
-        restores.ended.extend(ended)
+            yield partial(during, self._readers[contender].label, ended)
         self._made = not isinstance(ended[0], JobError)  # only that process knows the right bytes
 
     def _make(self) -> None:

@@ -10,7 +10,7 @@ from functools import partial
 from typing import TypeVar
 
 from iobench.bench.axes import Variant
-from iobench.bench.background import Background, Restores
+from iobench.bench.background import Background, During
 from iobench.bench.counters.monitor import Counted, Counters, make_series
 from iobench.bench.processes.job import (
     CheckpointRef,
@@ -56,7 +56,7 @@ class _Timed:
     memory: MemoryUse | None = None
     commit_s: float = 0.0
     stored: Stored | None = None
-    restores: Restores | None = None
+    restores: During | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -331,7 +331,7 @@ class Trial:
             durable=total.durable,
             stores=contender.stores,
             interference=counted.interference,
-            background_restores=timed.restores.during(counted.began_s, counted.elapsed_s)
+            background_restores=timed.restores(counted.began_s, counted.elapsed_s)
             if timed.restores
             else None,
             series=make_series(operation, counted, None if contender.is_peer else total.completed),

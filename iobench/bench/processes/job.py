@@ -336,10 +336,8 @@ class Job:
         aside, end = self._control.sub("loop", aside=True), list[Future[float]]()
 
         def begins() -> None:
-            """Send both calls at once: no restore waits for an answer."""
-            begun = aside.begin("all-gather", RESTORES_BEGIN, None, deadline_s=OPERATION_S)
-            ended = aside.begin("broadcast", RESTORES_END, None, deadline_s=OPERATION_S)
-            end.append(waiting.submit(lambda: (begun(), ended()[0])[1]))
+            aside.barrier(RESTORES_BEGIN, deadline_s=OPERATION_S)
+            end.append(waiting.submit(aside.broadcast, RESTORES_END, deadline_s=OPERATION_S))
 
         with ThreadPoolExecutor(1) as waiting:
             try:

@@ -14,7 +14,7 @@ import pytest
 
 from iobench import workloads
 from iobench.bench.axes import Axes
-from iobench.bench.background import Background, Restores
+from iobench.bench.background import Background, during
 from iobench.bench.choose import choose
 from iobench.bench.judging.repeat import Repeat
 from iobench.bench.plan import Plan
@@ -35,23 +35,23 @@ def looped(spans: tuple[tuple[float, float], ...] = SPANS) -> Looped:
     )
 
 
-def during(began_s: float, elapsed_s: float, ended: Looped | JobError) -> BackgroundRestores:
-    return Restores(writer="odirect", ended=[ended]).during(began_s, elapsed_s)
+def restored(began_s: float, elapsed_s: float, ended: Looped | JobError) -> BackgroundRestores:
+    return during("odirect", [ended], began_s, elapsed_s)
 
 
 def test_restores_that_the_clock_cuts_count_by_their_part() -> None:
     """Half of the first one, all of the second, a quarter of the third."""
-    found = during(10.0, 5.0, looped())
+    found = restored(10.0, 5.0, looped())
     assert (found.restores, found.bytes) == (3, 1750)
     assert (found.lead_s, found.lag_s, found.reading_s) == (1.0, 3.0, 4.0)
     assert found.from_storage == 0.9
-    assert during(10.0, 1.0, looped()).restores == 1
+    assert restored(10.0, 1.0, looped()).restores == 1
 
 
 def test_a_clock_without_restores_at_its_ends() -> None:
-    found = during(8.0, 12.0, looped())
+    found = restored(8.0, 12.0, looped())
     assert (found.lead_s, found.lag_s, found.bytes) == (-1.0, -2.0, 3000)
-    failed = during(8.0, 12.0, JobError("it was ended by SIGKILL"))
+    failed = restored(8.0, 12.0, JobError("it was ended by SIGKILL"))
     assert (failed.bytes, failed.error) == (0, "it was ended by SIGKILL")
 
 
@@ -123,7 +123,7 @@ def test_it_restores_all_the_time_and_verifies(background: Background, tmp_path:
             while time.perf_counter() < began_s + 0.05:
                 pass
             elapsed_s = time.perf_counter() - began_s
-        found = restores.during(began_s, elapsed_s)
+        found = restores(began_s, elapsed_s)
         assert (found.writer, found.error, found.mismatches) == (writer, "", 0)
         assert found.lead_s >= 0
         assert found.lag_s >= 0
@@ -139,14 +139,14 @@ def test_a_process_that_ends_early_is_reported_and_replaced(
     """The operation goes on. The next one has a new process, with a checkpoint that it verifies."""
     with background.restoring(0, 0) as restores:
         os.kill(pid_of(background), signal.SIGKILL)
-    assert "was ended by SIGKILL" in restores.during(0.0, 1.0).error
+    assert "was ended by SIGKILL" in restores(0.0, 1.0).error
     with background.restoring(0, 0) as restores:
         for path in (tmp_path / "earlier-0").rglob("*"):
             path.is_file() and path.unlink()
-    assert "No such file" in restores.during(0.0, 1.0).error
+    assert "No such file" in restores(0.0, 1.0).error
     with background.restoring(0, 0) as restores:
         pass
-    assert (restores.ended[0].mismatches, restores.during(0.0, 1.0).error) == (0, "")
+    assert (restores(0.0, 1.0).mismatches, restores(0.0, 1.0).error) == (0, "")
 
 
 @pytest.mark.slow
