@@ -29,7 +29,7 @@ import signal
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -104,14 +104,8 @@ class FioJob:
 
     def describe(self) -> dict[str, Any]:
         """Return the job for a result record."""
-        return {
-            "name": self.name,
-            "ioengine": self.ioengine,
-            "block_size": self.block_size,
-            "iodepth": self.iodepth,
-            "refill_buffers": True,
-            "huge_pages": True,  # see `_start`
-        }
+        # See `_start` about the pages.
+        return {"name": self.name, **asdict(self), "refill_buffers": True, "huge_pages": True}
 
 
 JOBS: tuple[FioJob, ...] = (

@@ -340,7 +340,7 @@ class Trial:
             + self.target.patience.notes
             + (self.target.notes if operation == "restore" else ())
             + (_SHARED if operation == "restore" and self.variant.replicas else ())
-            + self.executor.notes(operation, done, device),
+            + tuple(self.executor.notes(operation, done, device)),
             started_at=timed.started,
         )
 

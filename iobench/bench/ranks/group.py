@@ -199,13 +199,8 @@ class Executor(AbstractContextManager["Executor"]):
 
     def notes(
         self, operation: Operation, done: Sequence[Done], device: DeviceCounts | None
-    ) -> tuple[str, ...]:
-        """Return notes for readers of an operation's figures."""
-        return tuple(filter(None, self._notes(operation, done, device)))
-
-    def _notes(
-        self, operation: Operation, done: Sequence[Done], device: DeviceCounts | None
     ) -> Iterator[str]:
+        """Yield notes for readers of an operation's figures."""
         late_s, took_s = (
             max(one.late_s for one in done),
             max(one.transfer.elapsed_s for one in done),
@@ -217,7 +212,8 @@ class Executor(AbstractContextManager["Executor"]):
         if any(one.device.read_bytes is None for one in self._others):
             yield "not every node counts the device of the target: its counters are not used"
         if operation == "restore":
-            yield _OWN_SLICES if self._same_bytes else self.members.restore_note
+            if note := _OWN_SLICES if self._same_bytes else self.members.restore_note:
+                yield note
             if device.read_bytes is None:
                 yield "the storage is not a device of every node: what its caches hold is unknown"
 
