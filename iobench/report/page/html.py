@@ -7,7 +7,6 @@ scripts of the page, by their hashes, and no request to any host.
 from __future__ import annotations
 
 import base64
-import copy
 import gzip
 import hashlib
 import json
@@ -16,7 +15,6 @@ import textwrap
 from functools import cache
 from importlib.resources import files
 from itertools import count
-from typing import Any
 
 import altair as alt
 import jinja2
@@ -47,25 +45,9 @@ def inline_script(source: str) -> str:
     return source.replace("</script", "<\\/script").replace("<!--", "<\\!--")
 
 
-def inline_json(value: Any) -> str:
-    """Return `value` as JSON that is safe in a script element; infinite numbers become null."""
-    text = json.dumps(_finite(value), allow_nan=False, separators=(",", ":"))
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-
-
 def content_hash(script: str) -> str:
     """Return the source by which a content security policy allows exactly this script."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _finite(one) for name, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(one) for one in value]
-    if isinstance(value, float) and value - value != 0:  # infinite, or not a number
-        return None
-    return value
 
 
 GENERATOR = "iobench show"
@@ -108,7 +90,7 @@ def _environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["inline_json"] = lambda value: Markup(inline_json(value))
+    environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
     environment.filters["whole_options"] = _whole_options
     environment.filters["breakable"] = _breakable
     environment.filters["style_class"] = lambda style: _STYLE_CLASSES.get(style, "")
@@ -149,23 +131,15 @@ _PNG_SCALE = 2  # for slides and dense screens
 
 def draw(chart: Chart, form: str) -> bytes:
     """Return the picture of `chart` on white, with its title. `form` is `svg` or `png`."""
-    spec = inline_json(_standing_alone(chart))
-    version = vega_lite_version()
-    if form == "png":
-        return bytes(vl_convert.vegalite_to_png(spec, vl_version=version, scale=_PNG_SCALE))
-    return str(vl_convert.vegalite_to_svg(spec, vl_version=version)).encode()
-
-
-def _standing_alone(chart: Chart) -> dict[str, Any]:
-    spec = copy.deepcopy(dict(chart.spec))
-    spec["width"] = _WIDTH
-    spec["background"] = PAPER
-    spec["padding"] = 20
-    spec["title"] = {
+    title = {
         "text": textwrap.wrap(chart.headline or chart.title, _TITLE_COLUMNS),
         "subtitle": textwrap.wrap(chart.caption, _CAPTION_COLUMNS),
         "subtitleColor": MUTED,
         "subtitlePadding": 6,
         "offset": 14,
     }
-    return spec
+    alone = {"width": _WIDTH, "background": PAPER, "padding": 20, "title": title}
+    spec, version = json.dumps({**chart.spec, **alone}), vega_lite_version()
+    if form == "png":
+        return bytes(vl_convert.vegalite_to_png(spec, vl_version=version, scale=_PNG_SCALE))
+    return str(vl_convert.vegalite_to_svg(spec, vl_version=version)).encode()
