@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Iterator
@@ -77,7 +76,7 @@ def autotune(
             A complete one gives its answer and its file again.
         --dry-run: Print the space, and the most time and bytes that it takes, and end.
     """
-    began_s = time.perf_counter() - _started_s_ago()
+    began_s = time.perf_counter()
     with preparing("loading torch", quiet=quiet):
         from iobench.results import default_path
         from iobench.tune.journal import Journal, TuningRequest, check_new, read_header
@@ -195,9 +194,3 @@ def _resumable(path: Path) -> Iterator[None]:
 
 def _bytes(text: str | None, option: str) -> int | None:
     return None if text is None else parse_size(text, option)
-
-
-def _started_s_ago() -> float:
-    """Return the age of this process: the start of Python and its modules counts too."""
-    began_ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
-    return time.clock_gettime(time.CLOCK_BOOTTIME) - began_ticks / os.sysconf("SC_CLK_TCK")

@@ -114,11 +114,7 @@ def _outcome(
     return Outcome(
         space=Space(
             dimensions={
-                writer: tuple(
-                    Dimension.of(info)
-                    for info in registry.writer_class(writer).Options.describe()
-                    if info.search
-                )
+                writer: Dimension.all_of(registry.writer_class(writer))
                 for writer in dict.fromkeys(one.writer for one in trials)
                 if writer in writers
             },

@@ -18,7 +18,7 @@ from iobench.errors import (
 from iobench.units import MIB
 from iobench.writers import registry
 from iobench.writers.base import Writer
-from iobench.writers.options import OptionInfo, WriterOptions
+from iobench.writers.options import WriterOptions
 
 Origin = Literal["baseline", "known-good", "drawn", "refined"]
 """`baseline`: the setting that the winner is compared with. `known-good`: a setting that did well
@@ -73,9 +73,13 @@ class Dimension:
     values: tuple[Any, ...]
 
     @classmethod
-    def of(cls, info: OptionInfo) -> Dimension:
-        default = () if info.default in info.search else (info.default,)
-        return cls(option=info.name, values=(*info.search, *default))
+    def all_of(cls, writer: type[Writer]) -> tuple[Dimension, ...]:
+        """Return those of a class of writers."""
+        searched = [info for info in writer.Options.describe() if info.search]
+        return tuple(
+            cls(option=one.name, values=tuple(dict.fromkeys((*one.search, one.default))))
+            for one in searched
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,7 +194,7 @@ def space_of(target: str, names: Sequence[str] | None = None) -> Space:
         for values in _KNOWN_GOOD.get(name, ())
     ]
     return Space(
-        dimensions={name: _dimensions(writer) for name, writer in works.items()},
+        dimensions={name: Dimension.all_of(type(writer)) for name, writer in works.items()},
         known=tuple(known),
         left_out=tuple(left_out),
         reference=reference,
@@ -212,10 +216,6 @@ def _working(name: str, target: str) -> Writer:
     writer.check_scheme(target)
     writer.require(target)
     return writer
-
-
-def _dimensions(writer: Writer) -> tuple[Dimension, ...]:
-    return tuple(Dimension.of(info) for info in writer.options.describe() if info.search)
 
 
 def _nearest(dimension: Dimension, value: Any) -> int:

@@ -275,12 +275,7 @@ def space_of_writers(*names: str) -> Space:
     given = names or tuple(_GIB_PER_S)
     known = [Candidate.of(given[0], {}, "baseline")]
     known += [Candidate.of(name, {}, "known-good") for name in given[1:]]
-    dimensions = {
-        name: tuple(
-            Dimension.of(one) for one in writer_class(name).Options.describe() if one.search
-        )
-        for name in given
-    }
+    dimensions = {name: Dimension.all_of(writer_class(name)) for name in given}
     return Space(dimensions=dimensions, known=tuple(known))
 
 

@@ -9,6 +9,7 @@ import pytest
 from iobench.errors import UnavailableError, UnknownNameError
 from iobench.tune.space import Candidate, Dimension, space_of
 from iobench.writers.registry import make
+from iobench.writers.s3 import S3Writer
 
 
 def test_the_space_of_a_directory(tmp_path: Path) -> None:
@@ -71,5 +72,6 @@ def test_neighbours_differ_in_one_step(tmp_path: Path) -> None:
 
 def test_a_default_outside_the_search_range_is_searched_too() -> None:
     """The first setting is part of the space."""
-    (info,) = (one for one in make("s3").options.describe() if one.name == "threads")
-    assert set(Dimension.of(info).values) == {*info.search, info.default}
+    (info,) = (one for one in S3Writer.Options.describe() if one.name == "threads")
+    (found,) = (one for one in Dimension.all_of(S3Writer) if one.option == "threads")
+    assert set(found.values) == {*info.search, info.default}
