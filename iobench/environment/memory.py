@@ -231,19 +231,29 @@ def _cpu_limit(directory: Path) -> float | None:
 class PeakMemory:
     """Measures the maximum growth of this process's resident memory within the block.
 
-    `grown_bytes` is None if the kernel does not permit to reset the maximum.
+    `grown_bytes` is None if the kernel does not permit to reset the maximum. The block may measure
+    single operations by `reset_peak`: their maximum counts too.
     """
 
     grown_bytes: int | None = None
 
     def __enter__(self) -> Self:
-        self._before = reset_peak()
+        self._before, self._most = reset_peak(), 0
+        _measuring.append(self)
         return self
 
     def __exit__(self, *_: object) -> None:
-        peak = peak_bytes()
-        if self._before is not None and peak is not None:
-            self.grown_bytes = max(0, peak - self._before)
+        _measuring.remove(self)
+        self.note()
+        if self._before is not None and self._most:
+            self.grown_bytes = max(0, self._most - self._before)
+
+    def note(self) -> None:
+        """Take the maximum since the last reset into account."""
+        self._most = max(self._most, peak_bytes() or 0)
+
+
+_measuring: list[PeakMemory] = []
 
 
 def reset_peak() -> int | None:
@@ -252,6 +262,8 @@ def reset_peak() -> int | None:
     Writing "5" to /proc/self/clear_refs resets VmHWM to VmRSS (proc(5)); the kernel updates VmHWM
     anyway, so no later access is slower. None if that is not permitted.
     """
+    for one in _measuring:
+        one.note()
     try:
         _CLEAR_REFS.write_text("5")
     except OSError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import mmap
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -337,3 +338,17 @@ def test_the_rate_of_new_pages_is_that_of_the_clock(monkeypatch: pytest.MonkeyPa
     times = iter((1.0, 3.0))
     monkeypatch.setattr(memory.time, "perf_counter", lambda: next(times))
     assert new_pages_bytes_per_s(4 * 2**20) == 2 * 2**20
+
+
+def test_the_peak_of_a_block_has_that_of_its_operations() -> None:
+    """Each of which begins a new maximum, as a save and a restore of one trial do."""
+    with memory.PeakMemory() as measured:
+        if memory.reset_peak() is None:
+            pytest.skip("this kernel does not reset the maximum of the resident memory")
+        large = mmap.mmap(-1, 64 * MIB)
+        for page in range(0, len(large), mmap.PAGESIZE):
+            large[page] = 1
+        large.close()
+        memory.reset_peak()
+    assert measured.grown_bytes is not None
+    assert measured.grown_bytes > 60 * MIB
