@@ -118,7 +118,11 @@ class Peer(ABC):
                 importlib.import_module(module)
             except ImportError as error:
                 return self._missing(f"{error}.")
+        self.connect()
         return Availability(ok=True)
+
+    def connect(self) -> None:  # noqa: B027 -- few have something to make
+        """Make what is made once, before the clock runs, such as a client."""
 
     def glance(self) -> Availability:
         """A quick estimate of `available` that imports and builds nothing."""

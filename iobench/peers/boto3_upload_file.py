@@ -10,7 +10,6 @@ from typing import Any, cast
 
 from iobench.peers.base import Peer, State
 from iobench.units import MIB
-from iobench.writers.base import Availability
 from iobench.writers.options import WriterOptions, option
 from iobench.writers.s3_store.target import S3Target
 
@@ -35,11 +34,8 @@ class Boto3UploadFile(Peer):
     Options = Boto3UploadFileOptions
     options: Boto3UploadFileOptions
 
-    def available(self, target: str) -> Availability:
-        answer = super().available(target)
-        if answer.ok:
-            self._client  # noqa: B018 -- made now, not when the clock runs
-        return answer
+    def connect(self) -> None:
+        self._client  # noqa: B018 -- made now
 
     def save(self, state: State, path: str) -> None:
         import torch

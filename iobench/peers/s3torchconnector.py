@@ -9,7 +9,6 @@ from typing import Any, ClassVar, cast
 
 from iobench.peers.base import Peer, State, endpoint_url, region
 from iobench.units import MIB
-from iobench.writers.base import Availability
 from iobench.writers.options import WriterOptions, option
 
 
@@ -36,11 +35,8 @@ class S3TorchConnector(Peer):
     Options = S3TorchConnectorOptions
     options: S3TorchConnectorOptions
 
-    def available(self, target: str) -> Availability:
-        answer = super().available(target)
-        if answer.ok:
-            self._checkpoint  # noqa: B018 -- made now, not when the clock runs
-        return answer
+    def connect(self) -> None:
+        self._checkpoint  # noqa: B018 -- made now
 
     def save(self, state: State, path: str) -> None:
         import torch

@@ -9,7 +9,6 @@ for it: code that forgets to wait always moves wrong bytes.
 
 from __future__ import annotations
 
-import functools
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -195,20 +194,12 @@ class _FakeStream:
 
     def copy(self, source: Any, destination: AnyMemory) -> None:
         within = [m for m in (source, destination) if isinstance(m, FakeBytes)]
-        assert within or not isinstance(source, np.ndarray), "no copy between host memories"
+        assert within, "no copy between host memories"
         for memory in (source, destination):
             if isinstance(memory, np.ndarray) and not self.device.is_pinned(memory):
                 self.device.pageable += 1
         to, out = _raw(destination), _raw(source)
         assert len(to) == len(out)
-        self._later(to, out, within)
-
-    def to_host(self, tensor: Any) -> Any:
-        host = tensor.detach().as_subclass(torch.Tensor).clone()
-        self._later(_raw(host), _raw(tensor), [])
-        return host
-
-    def _later(self, to: Bytes, out: Bytes, within: list[FakeBytes]) -> None:
         to[:] = _NOT_YET
 
         def move() -> None:
@@ -220,18 +211,12 @@ class _FakeStream:
         self.device.copies += 1
         self.device.most_pending = max(self.device.most_pending, self.queue.pending)
 
-    def mark(self) -> Callable[[], None]:
-        return functools.partial(self.queue.run_to, len(self.queue))
+    def wait(self) -> None:
+        self.queue.run_to(len(self.queue))
 
 
 def _raw(memory: Any) -> Bytes:
-    """Return the bytes in place; those of a tensor must be contiguous."""
-    if isinstance(memory, FakeBytes):
-        return memory.memory
-    if isinstance(memory, np.ndarray):
-        return memory
-    flat = memory.detach().as_subclass(torch.Tensor).view(-1).view(torch.uint8)
-    return cast(Bytes, flat.numpy())
+    return cast(Bytes, memory.memory if isinstance(memory, FakeBytes) else memory)
 
 
 def states_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> FakeDevice:

@@ -11,7 +11,7 @@ import functools
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -197,7 +197,7 @@ class CopyStream:
     """An ordered queue of copies, concurrent with the caller's own work on the device.
 
     It starts after the work queued on the caller's current stream. Safe to use from many threads.
-    The memory of a copy must exist until the wait for a later mark has returned. All methods raise
+    The memory of a copy must exist until a later `wait` has returned. All methods raise
     TransferError.
     """
 
@@ -207,55 +207,30 @@ class CopyStream:
             self._stream = torch.cuda.Stream(device=device.index)
             self._stream.wait_stream(torch.cuda.current_stream(device.index))
 
-    def copy(self, source: AnyMemory | torch.Tensor, destination: AnyMemory) -> None:
-        """Queue a copy between memories of equal length. At least one is on the device.
-
-        The source may be a torch tensor on the device, of any dtype and strides.
-        """
+    def copy(self, source: AnyMemory, destination: AnyMemory) -> None:
+        """Queue a copy between memories of equal length. At least one is on the device."""
         non_blocking = True
         if isinstance(source, np.ndarray) and not source.flags.writeable:
             # torch.from_numpy warns of read-only memory. The temporary copy must outlive the copy
             # to the device, so this one blocks.
             source, non_blocking = source.copy(), False
-        target = _tensor(destination)
-        if isinstance(source, torch.Tensor):
-            target = target.view(source.dtype).view(source.shape)
-        with self._on_it():
-            target.copy_(_tensor(source), non_blocking=non_blocking)
-
-    def to_host(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Queue a copy of a torch tensor on the device; return the CPU tensor that it fills.
-
-        Its strides are those of `tensor.cpu()`. It may be dropped before the copy is done.
-        """
-        with self._on_it():
-            # Pinned memory of torch's own allocator, which reuses it only after the copy.
-            return tensor.to("cpu", non_blocking=True)
-
-    @contextlib.contextmanager
-    def _on_it(self) -> Iterator[None]:
         with self._device.using("copying"), torch.cuda.stream(self._stream):
-            yield
+            _tensor(destination).copy_(_tensor(source), non_blocking=non_blocking)
 
-    def mark(self) -> Callable[[], None]:
-        """Return a function that waits for all copies queued so far. It raises if one failed."""
+    def wait(self) -> None:
+        """Wait for all copies queued so far. It raises if one failed."""
         with self._device.using("copying"):
             # A blocking event sleeps in `synchronize`; spinning would take a core from the writers.
             event = torch.cuda.Event(blocking=True)
             event.record(self._stream)
-
-        def wait() -> None:
-            with self._device.using("copying"):
-                event.synchronize()
-
-        return wait
+            event.synchronize()
 
 
-def _tensor(memory: AnyMemory | torch.Tensor) -> torch.Tensor:
+def _tensor(memory: AnyMemory) -> torch.Tensor:
     if isinstance(memory, DeviceBytes):
         tensor: torch.Tensor = memory.tensor
         return tensor
-    return torch.from_numpy(memory) if isinstance(memory, np.ndarray) else memory
+    return torch.from_numpy(memory)
 
 
 _pinned: dict[int, weakref.finalize[Any, np.ndarray]] = {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -75,11 +74,7 @@ class DeviceCopies:
 def _wait_for_all(streams: Iterable[CopyStream]) -> None:
     with contextlib.ExitStack() as waits:  # goes on with the others after one that failed
         for stream in streams:
-            waits.callback(uninterrupted, functools.partial(_wait_for, stream))
-
-
-def _wait_for(stream: CopyStream) -> None:
-    stream.mark()()
+            waits.callback(uninterrupted, stream.wait)
 
 
 _KEPT_BYTES = 256 * MIB
