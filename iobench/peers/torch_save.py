@@ -29,12 +29,10 @@ class TorchSave(Peer):
     def save(self, state: State, path: str) -> None:
         import torch
 
-        before = torch.serialization.get_crc32_options()
-        torch.serialization.set_crc32_options(self.options.crc)
-        try:
+        from iobench.formats.torch_image import crc32_setting
+
+        with crc32_setting(self.options.crc):
             torch.save(dict(state), path)
-        finally:
-            torch.serialization.set_crc32_options(before)
 
     def restore(self, path: str, wanted: State) -> State:  # noqa: ARG002
         import torch
