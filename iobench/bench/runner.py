@@ -90,7 +90,7 @@ class Runner:
             if ranks is None:
                 executor = Executor(own_job(plan))
             else:
-                places = [target.scratch.locate("") for target in targets.values()]
+                places = [target.scratch.location for target in targets.values()]
                 token = show_token(places)
                 executor = Executor(
                     None,
@@ -108,7 +108,7 @@ class Runner:
                     executor=self.executor,
                     run_id=run.run_id,
                     target=value,
-                    directory=Path(targets[value].scratch.locate("")),
+                    directory=Path(targets[value].scratch.location),
                     size_bytes=run.workload.bytes,
                     fallocate=reserves(plan),
                 )

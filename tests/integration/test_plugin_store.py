@@ -126,7 +126,7 @@ def test_a_run(bucket, writer, refused) -> None:
     with refused:
         assert target.describe()[1].endpoint.startswith("http://")
         with target.scratch() as scratch:
-            bucket.put(f"{scratch.place.key.rpartition('/')[2]}/left", b"data")
+            bucket.put(f"{scratch.location.rpartition('/')[2]}/left", b"data")
             assert len(bucket.names()) == 2
         assert not bucket.names()
 

@@ -1,43 +1,87 @@
 """Target: where a run stores its checkpoints: a directory, or a prefix in a bucket.
 
-The interfaces `Target` and `Scratch` hide the difference from the runner and its trials.
+`Target` and `Scratch` hide the difference from the runner and its trials.
 """
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
+from iobench import linux
 from iobench.bench.counters.sampler import Sampler
-from iobench.bench.targets.cold import EvictedFiles, FilesBelow, make_cold, resident_bytes
+from iobench.bench.targets.cold import EvictedFiles, FilesBelow, make_cold, opened, resident_bytes
 from iobench.bench.targets.instruments import Changes, Instruments
 from iobench.bench.targets.settle import Patience, settled
-from iobench.checkpoint.store import Staged
+from iobench.checkpoint.object_store import StagedObjects
+from iobench.checkpoint.store import Staged, StagedCheckpoint
 from iobench.environment import DeviceMonitor, Machine, Storage
+from iobench.environment.mounts import mount_id_of, mounts_in
 from iobench.results.records import Cold, Stored
+from iobench.writers.base import Writer
+from iobench.writers.removal import remove_tree
 
 Location = str | Path
 """The location that a writer receives: a directory, or `s3://bucket/prefix`."""
 
 
-class Scratch(Protocol):
+@dataclass(frozen=True, kw_only=True)
+class Scratch:
     """The run's own space in its target: empty at first, removed at the end."""
+
+    location: str
+    writer: Writer | None = None
+    """Stores in a bucket; None in a directory."""
 
     @property
     def directory(self) -> Path | None:
         """The space as a directory; None in a bucket."""
+        return Path(self.location) if self.writer is None else None
 
     def locate(self, name: str) -> str:
         """Return the location of the published checkpoint `name`."""
+        return f"{self.location}/{name}"
 
     def staged(self, name: str) -> AbstractContextManager[Staged]:
         """Return the new checkpoint `name`; it is removed if its block ends without `publish`."""
+        if self.writer is not None:
+            return StagedObjects(self.locate(name), self.writer)
+        return StagedCheckpoint(Path(self.locate(name)))
 
     def remove(self, name: str) -> None:
         """Remove the checkpoint `name`, if there is one."""
+        if self.writer is not None:
+            self.writer.objects(self.locate(name)).remove()
+            return
+        path = Path(self.locate(name))
+        detach_mounts(path)
+        if path.exists():
+            remove_tree(path)
+
+
+def detach_mounts(directory: Path) -> None:
+    """Unmount what a writer mounted in our `directory`, if it exists.
+
+    A removal would empty the mounted directory, and then fail at the mount point. Other users may
+    write to a target: a link under a run's name must not lead elsewhere. A path may lead elsewhere
+    by now, so the id decides whether it is that mount.
+    """
+    try:
+        with opened(directory, os.O_DIRECTORY | os.O_NOFOLLOW) as fd:
+            below = os.readlink(f"/proc/self/fd/{fd}")
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+            raise
+        return
+    for mount in mounts_in(below):
+        with opened(mount.mount_point, os.O_PATH | os.O_NOFOLLOW) as point:
+            if mount_id_of(point) == mount.mount_id:
+                linux.detach_mount(point)
 
 
 class Target(Protocol):

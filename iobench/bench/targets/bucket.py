@@ -15,8 +15,8 @@ from typing import Self
 
 from iobench.bench.contenders.base import Contender, WriterContender
 from iobench.bench.processes.interrupts import deferred_interrupts
+from iobench.bench.targets.base import Scratch
 from iobench.bench.targets.directory import PREFIX
-from iobench.checkpoint.object_store import StagedObjects
 from iobench.environment import DeviceMonitor, Machine, Storage, describe_machine
 from iobench.environment.storage import OBJECT_STORE
 from iobench.errors import IobenchError, TargetError, TransferError, UsageError
@@ -72,7 +72,7 @@ class BucketTarget:
         return DeviceMonitor("/proc")  # it has no device of this machine either
 
     @contextmanager
-    def scratch(self) -> Iterator[BucketScratch]:
+    def scratch(self) -> Iterator[Scratch]:
         """Yield the run's own prefix; at the end its objects are deleted and its uploads aborted.
 
         Ctrl-C cannot interrupt that. What killed runs left is removed first, like in a directory:
@@ -81,12 +81,11 @@ class BucketTarget:
         """
         self._remove_stale()
         place = self.place.below(f"{PREFIX}{secrets.token_hex(6)}")
-        scratch = BucketScratch(place=place, writer=self.writer)
         try:
             with deferred_interrupts():
                 lock = FileImage.of(_LOCK, [Holder.ourselves().to_bytes()])
                 self.writer.write(lock, str(place))
-            yield scratch
+            yield Scratch(location=str(place), writer=self.writer)
         finally:
             with deferred_interrupts():
                 self.writer.objects(str(place)).remove(last=_LOCK)
@@ -114,24 +113,6 @@ class BucketTarget:
             if error.errno != errno.ENOENT:
                 raise
             return None
-
-
-@dataclass(frozen=True, kw_only=True)
-class BucketScratch:
-    """The run's own prefix in a bucket."""
-
-    place: S3Target
-    writer: Writer
-    directory = None
-
-    def locate(self, name: str) -> str:
-        return str(self.place.below(name))
-
-    def staged(self, name: str) -> StagedObjects:
-        return StagedObjects(self.locate(name), self.writer)
-
-    def remove(self, name: str) -> None:
-        self.writer.objects(self.locate(name)).remove()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import secrets
 from collections.abc import Iterator, Sequence
@@ -11,18 +10,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from iobench import linux
 from iobench.bench.processes.interrupts import deferred_interrupts
-from iobench.bench.targets.base import OpenTarget
-from iobench.bench.targets.cold import opened
-from iobench.checkpoint.store import StagedCheckpoint
+from iobench.bench.targets.base import OpenTarget, Scratch, detach_mounts
 from iobench.environment import DeviceMonitor, Machine, Storage, describe_machine, describe_storage
-from iobench.environment.mounts import mount_id_of, mounts_in
 from iobench.environment.storage import check_directory
 from iobench.errors import TargetError, transfer_errors
 from iobench.units import MIB
 from iobench.writers.own_directory import OwnDirectory, remove_killed
-from iobench.writers.removal import remove_tree
 from iobench.writers.s3_store.target import is_s3
 
 _SPARE_FRACTION, _SPARE_BYTES = 0.05, 256 * MIB  # of the target's space left free
@@ -58,28 +52,9 @@ class DirectoryTarget:
         return DeviceMonitor(self.path)
 
     @contextmanager
-    def scratch(self) -> Iterator[DirectoryScratch]:
+    def scratch(self) -> Iterator[Scratch]:
         with scratch_directory(self.path) as directory:
-            yield DirectoryScratch(directory=directory)
-
-
-@dataclass(frozen=True, kw_only=True)
-class DirectoryScratch:
-    """The run's own directory."""
-
-    directory: Path
-
-    def locate(self, name: str) -> str:
-        return str(self.directory / name)
-
-    def staged(self, name: str) -> StagedCheckpoint:
-        return StagedCheckpoint(self.directory / name)
-
-    def remove(self, name: str) -> None:
-        path = self.directory / name
-        _detach_mounts(path)
-        if path.exists():
-            remove_tree(path)
+            yield Scratch(location=str(directory))
 
 
 class LocalTargets:
@@ -93,8 +68,7 @@ class LocalTargets:
         self.counts, self.away = counts, away
         directories = [Path(one) for one in scratch if not is_s3(one)]
         self._targets = [
-            OpenTarget.at(DirectoryScratch(directory=one), DeviceMonitor(one))
-            for one in directories
+            OpenTarget.at(Scratch(location=str(one)), DeviceMonitor(one)) for one in directories
         ]
 
     def under(self, location: str) -> OpenTarget | None:
@@ -131,7 +105,7 @@ def scratch_directory(target: Path) -> Iterator[Path]:
             with deferred_interrupts():
                 own = _made(target / f"{name}{secrets.token_hex(6)}")
             try:
-                remove_killed(target, f"{name}*", _detach_mounts)
+                remove_killed(target, f"{name}*", detach_mounts)
             except OSError as error:
                 raise TargetError(
                     f"{error.filename}: left by a killed run, cannot be removed ({error.strerror})"
@@ -159,25 +133,5 @@ def _remove(own: OwnDirectory | None) -> None:
         transfer_errors("the next run removes what is left; removing", own.root),
         deferred_interrupts(),
     ):
-        _detach_mounts(own.root)
+        detach_mounts(own.root)
         own.remove()
-
-
-def _detach_mounts(directory: Path) -> None:
-    """Unmount what a writer mounted in our `directory`, if it exists.
-
-    A removal would empty the mounted directory, and then fail at the mount point. Other users may
-    write to a target: a link under a run's name must not lead elsewhere. A path may lead elsewhere
-    by now, so the id decides whether it is that mount.
-    """
-    try:
-        with opened(directory, os.O_DIRECTORY | os.O_NOFOLLOW) as fd:
-            below = os.readlink(f"/proc/self/fd/{fd}")
-    except OSError as error:
-        if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
-            raise
-        return
-    for mount in mounts_in(below):
-        with opened(mount.mount_point, os.O_PATH | os.O_NOFOLLOW) as point:
-            if mount_id_of(point) == mount.mount_id:
-                linux.detach_mount(point)

@@ -15,8 +15,7 @@ from iobench.bench.processes.job import Job
 from iobench.bench.ranks.group import Executor
 from iobench.bench.ranks.members import Members
 from iobench.bench.ranks.setup import Setup, setup_of, show_token
-from iobench.bench.targets.base import OpenTarget
-from iobench.bench.targets.directory import DirectoryScratch
+from iobench.bench.targets.base import OpenTarget, Scratch
 from iobench.bench.trial import Trial
 from iobench.environment import DeviceCounters
 from iobench.results.records import WorldFacts
@@ -87,7 +86,7 @@ def make_trial(contender: Contender, tiny: Workload, directory: Path, idle: Idle
         shape=0,
         files=(files,),
         executor=Executor(job),
-        target=OpenTarget.at(DirectoryScratch(directory=directory), idle),
+        target=OpenTarget.at(Scratch(location=str(directory)), idle),
     )
 
 

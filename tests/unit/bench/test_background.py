@@ -19,8 +19,8 @@ from iobench.bench.choose import choose
 from iobench.bench.judging.repeat import Repeat
 from iobench.bench.plan import Plan
 from iobench.bench.processes.job import CheckpointRef, Job, Looped
-from iobench.bench.targets.base import OpenTarget
-from iobench.bench.targets.directory import DirectoryScratch, DirectoryTarget
+from iobench.bench.targets.base import OpenTarget, Scratch
+from iobench.bench.targets.directory import DirectoryTarget
 from iobench.errors import JobError
 from iobench.results.records import BackgroundRestores
 
@@ -104,7 +104,7 @@ def background(
         axes=Axes.parse(background="restore", serializer="safetensors,torch"),
         given=str(path),
     )
-    scratch = DirectoryScratch(directory=tmp_path)
+    scratch = Scratch(location=str(tmp_path))
     with Background(plan, None, OpenTarget(scratch=scratch, monitor=idle)) as made:
         yield made
 

@@ -30,8 +30,8 @@ from iobench.bench.judging.verdict import Context, with_verification
 from iobench.bench.plan import Plan
 from iobench.bench.runner import Runner
 from iobench.bench.targets import base, directory
-from iobench.bench.targets.base import OpenTarget
-from iobench.bench.targets.directory import DirectoryScratch, DirectoryTarget
+from iobench.bench.targets.base import OpenTarget, Scratch
+from iobench.bench.targets.directory import DirectoryTarget
 from iobench.environment import Machine, Storage
 from iobench.errors import TransferError
 from iobench.results import (
@@ -321,7 +321,7 @@ def test_nothing_is_prepared_while_a_clock_runs(
     for where, name in [
         *((RandomPool, name) for name in ("renew", "scrub")),
         *((Digests, name) for name in ("remember", "compare_files")),
-        (DirectoryScratch, "remove"),
+        (Scratch, "remove"),
         (base, "make_cold"),
     ]:
         untimed(where, name)
@@ -425,7 +425,7 @@ def test_a_target_that_dies(
     at_end: bool,
 ) -> None:
     """Outside of every trial: its writers and fio jobs end there, and the others go on."""
-    owner = OpenTarget if call == "settled" else DirectoryScratch
+    owner = OpenTarget if call == "settled" else Scratch
     real, calls = getattr(owner, call), Counter[str]()
 
     def dies(where: Any, *arguments: Any) -> Any:
