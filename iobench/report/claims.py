@@ -14,7 +14,7 @@ from iobench.results import ResultFile
 from iobench.stats.estimates import interval_heading
 from iobench.units import count_of
 
-SCHEMA = "iobench.findings/4"
+SCHEMA = "iobench.findings/5"
 
 _ANSWERS = {
     Answer.YES: "Shown here",

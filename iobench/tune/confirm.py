@@ -293,7 +293,9 @@ class Finals:
             chosen.append(self.space.baseline.label)
         chosen += self.race.first_of_each([*self.race.ranked(able), *self.race.by_probe(able)])
         chosen += others[:1]
-        chosen += [name for name in best_known if self._writer(name) == self._writer(leader)][:1]
+        chosen += [
+            name for name in best_known if self.race.writer_of(name) == self.race.writer_of(leader)
+        ][:1]
         chosen += best_known[:1]
         return list(dict.fromkeys(chosen))[: self.search.contenders - bool(self.space.reference)]
 
@@ -349,11 +351,9 @@ class Finals:
     def _bring_back(self) -> None:
         """Add settings of the best family where the race's leader is of another, worse family."""
         confirmation = self.confirmation
-        leader, (best, *others) = (
-            confirmation.contenders[0],
-            confirmation.ranked(confirmation.able),
-        )
-        if self._writer(best) == self._writer(leader):
+        leader = confirmation.contenders[0]
+        best, *others = confirmation.ranked(confirmation.able)
+        if self.race.writer_of(best) == self.race.writer_of(leader):
             return
         times = confirmation.ratios(leader, best)
         if leader not in confirmation.failed and min(times) < _CONTRADICTED:
@@ -362,7 +362,7 @@ class Finals:
         family = self.race.ranked(
             name
             for name, one in self.race.trials.items()
-            if one.able and self._writer(name) == self._writer(best)
+            if one.able and self.race.writer_of(name) == self.race.writer_of(best)
         )
         back = [name for name in family if name not in confirmation.contenders]
         back = back[: max(0, self._affordable(LEAST_SAMPLES) - len(confirmation.able))]
@@ -374,14 +374,9 @@ class Finals:
         confirmation.contenders += back
 
     def _affordable(self, rounds: int) -> int:
-        one = self.race.cost(
-            self.confirmation.contenders[:1], self.search.size_bytes, verify=True
-        ).written_bytes
-        last = self._cost_of_last(self._last()).written_bytes
-        return max(0, self.race.budget.left_cost.written_bytes - last) // (rounds * one)
-
-    def _writer(self, name: str) -> str:
-        return self.race.trials[name].candidate.writer
+        one = self.race.cost(self.confirmation.contenders[:1], self.search.size_bytes, verify=True)
+        left = self.race.budget.left_cost.plus(self._cost_of_last(self._last()), times=-1)
+        return max(0, left.written_bytes) // (rounds * one.written_bytes)
 
 
 def confirm(

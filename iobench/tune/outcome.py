@@ -91,9 +91,7 @@ class Outcome:
     @property
     def left_out(self) -> list[str]:
         """The writers of the space that work here, or may, but were not confirmed."""
-        confirmed = {
-            self.race.trials[name].candidate.writer for name in self.confirmation.contenders
-        }
+        confirmed = {self.race.writer_of(name) for name in self.confirmation.contenders}
         others = self.space.dimensions.keys() - confirmed
         tried: dict[str, list[bool]] = {}
         for one in self.race.trials.values():
@@ -215,7 +213,7 @@ class Outcome:
         effects, noise = self.race.model()
         chosen, of_family = self.verdict.chosen, dict[str, list[str]]()
         for name in sorted(effects, key=effects.__getitem__):
-            of_family.setdefault(self.race.trials[name].candidate.writer, []).append(name)
+            of_family.setdefault(self.race.writer_of(name), []).append(name)
         ranges = [effects[names[-1]] - effects[names[0]] for names in of_family.values()]
         reach = max(_REACH, *ranges, 0.0)
         best = {writer: names[0] for writer, names in of_family.items()}

@@ -117,6 +117,10 @@ class Race:
         """The running contenders, by name."""
         return {name: one for name, one in self.trials.items() if one.running}
 
+    def writer_of(self, name: str) -> str:
+        """Return the writer of a contender: its family."""
+        return self.trials[name].candidate.writer
+
     def ranked(self, names: Iterable[str] | None = None) -> list[str]:
         """Return those of `names`, or of the running contenders, with a measurement, best first.
 
@@ -133,7 +137,7 @@ class Race:
         """Return the first of `names` of each family: a family is a writer with its settings."""
         first: dict[str, str] = {}
         for name in names:
-            first.setdefault(self.trials[name].candidate.writer, name)
+            first.setdefault(self.writer_of(name), name)
         return list(first.values())
 
     def ratio(self, name: str, other: str) -> float | None:

@@ -202,7 +202,7 @@ class Tuner:
             for one in batch:
                 self.race.join(one.label, one)
             near = {one.writer for one in batch}
-            bases = [n for n in starts if self.race.trials[n].candidate.writer in near]
+            bases = [n for n in starts if self.race.writer_of(n) in near]
             for name in bases:
                 self.race.trials[name].run_again()
             names = list(dict.fromkeys([*leaders, *bases, *(one.label for one in batch)]))

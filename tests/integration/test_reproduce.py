@@ -22,7 +22,7 @@ def test_hybrid_io_is_measured_and_judged_again(iobench_inside, target) -> None:
     )
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
-    assert document["schema"] == "iobench.findings/4"
+    assert document["schema"] == "iobench.findings/5"
     assert os.listdir(target) == []
     found = document["findings"]
     assert [(one["claim"]["workload"], one["claim"]["measure"]) for one in found] == [
