@@ -254,13 +254,8 @@ class Replay:
                 wanted = [Range(n, *part) for n, (_, some) in enumerate(every) for part in some]
                 images = {number: image for number, (image, _) in enumerate(every)}
                 transfer = reader.read(images, StoredReader(writer, directory), wanted)
-            elif self.subset is not None:
-                files = map(opened, numbers)
-                transfer = Transfer.total(
-                    writer.read_ranges(image, directory, some) for image, some in files
-                )
             else:
-                transfer = writer.read_many((opened(number)[0] for number in numbers), directory)
+                transfer = writer.read_many(map(opened, numbers), directory)
         phases = {"parse": parse_s, **transfer.phases_s}
         return replace(transfer, phases_s=phases, elapsed_s=time.perf_counter() - began)
 
