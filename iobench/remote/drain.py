@@ -68,6 +68,8 @@ def pause_after(failures: int) -> float:
     return min(_FIRST_PAUSE_S * growth, _LONGEST_PAUSE_S)
 
 
+_NO_DEADLINE_S = 1e9
+"""A copy takes as long as it takes. A rank that is lost meanwhile is found by its silence."""
 _NICE = 10
 _JOIN_S = 10.0
 _LOOK_AGAIN_S = 1.0
@@ -111,6 +113,7 @@ class Drain:
         ranks: Control = ALONE,
     ) -> None:
         self._local, self.remote, self._ranks = local, remote, ranks
+        self._waits = ranks.sub("waits for copies", deadline_s=_NO_DEADLINE_S)
         self.leads = ranks.leads
         self.queue = DrainQueue(in_order=remote.options.every_save)
         self._max_backlog_s = remote.options.max_backlog_s
@@ -121,7 +124,7 @@ class Drain:
             remote=remote,
             queue=self.queue,
             limit=self._limit,
-            control=ranks.sub("drain", aside=True),
+            control=ranks.sub("drain", aside=True, deadline_s=_NO_DEADLINE_S),
         )
         self._saving = self._failed_in_a_row = 0
         self._hurry_at_s = math.inf
@@ -202,35 +205,25 @@ class Drain:
 
         It does not wait for a remote tier that fails, or if saves never wait.
         """
-        waited_s = 0.0
-        if self.remote.options.past_backlog == "wait":
-            again = True
-            while again:
-                found_s, again = self._ranks.led("backlog", lambda: self._wait_for_backlog(step))
-                waited_s += found_s
-        return waited_s
+        if self.remote.options.past_backlog != "wait":
+            return 0.0
+        self._ranks.barrier("backlog")  # a rank that does not save is missed within the deadline
+        return self._waits.led("backlog", lambda: self._wait_for_backlog(step))
 
-    def _wait_for_backlog(self, step: int) -> tuple[float, bool]:
-        """Return the seconds, and whether to wait on."""
+    def _wait_for_backlog(self, step: int) -> float:
         began_s, first = time.monotonic(), ""
-        until_s, again = self._until_s(), False
         with self.queue.changed:
-            while self.failure is None and self._thread.is_alive() and not again:
+            while self.failure is None and self._thread.is_alive():
                 why = exceeded(self.queue.not_durable(), self._max_backlog_s, time.monotonic())
                 if not why:
                     break
                 first = first or why
                 self.queue.changed.wait(_LOOK_AGAIN_S)
-                again = time.monotonic() > until_s
         if not first:
-            return 0.0, False
+            return 0.0
         waited_s = time.monotonic() - began_s
         self._note("waited", step=step, elapsed_s=waited_s, why=first)
-        return waited_s, again
-
-    def _until_s(self) -> float:
-        """Return until when a call of the trainers may wait."""
-        return time.monotonic() + self._ranks.deadline_s / 2
+        return waited_s
 
     def wait(self, *, failing: bool = False) -> None:
         """Wait until every checkpoint is durable in the remote tier, or given up.
@@ -240,18 +233,14 @@ class Drain:
         that fails, and a RuntimeWarning has the steps that are not there.
         """
         seen = self._ranks.led("remote tier", lambda: -1 if failing else self.failures)
-        while self._ranks.led("wait for copies", lambda: self._wait(seen, failing)):
-            pass
+        self._waits.led("wait for copies", lambda: self._wait(seen, failing))
 
-    def _wait(self, seen: int, failing: bool) -> bool:
-        """Return whether to wait on. A failure counts if there were `seen` ones before it."""
-        until_s = self._until_s()
+    def _wait(self, seen: int, failing: bool) -> None:
+        """Wait in rank 0. A failure counts if there were `seen` ones before it."""
         with self.queue.changed:
             while self.queue.not_durable() and self._thread.is_alive():
                 if self.failure is not None and self.failures > seen:
                     break
-                if time.monotonic() > until_s:
-                    return True
                 self.queue.changed.wait(_LOOK_AGAIN_S)
             failure = self.failure if self.failures > seen else None
             left = sorted(one.step for one in self.queue.not_durable())
@@ -265,7 +254,6 @@ class Drain:
         elif left:
             ended = f"the drain has ended; steps {left} are not in {self.remote}"
             raise failure or TransferError(ended)
-        return False
 
     def eta_s(self, step: int) -> float | None:
         """Return the seconds until `step` is expected in the remote tier; None if unknown."""

@@ -81,9 +81,6 @@ def compare_file(record: FileRecord, blocks: Iterator[bytes | Bytes], where: str
         raise DataMismatchError(f"{where}: has bytes that its manifest does not name")
 
 
-_NO_DEADLINE_S = 1e9
-"""A copy takes as long as it takes. A rank that is lost meanwhile is found by its silence."""
-
 _KINDS = {
     "local": LocalDamageError,
     "stopped": StoppedError,
@@ -253,19 +250,19 @@ class FileCopier:
         return min(waiting, default=time.monotonic()) + half_s - time.monotonic()
 
     def _scatter(self, orders: list[dict[str, Any]]) -> None:
-        self.control.scatter("next copy", orders, deadline_s=_NO_DEADLINE_S)
+        self.control.scatter("next copy", orders)
 
     # The other ranks.
 
     def next(self) -> dict[str, Any]:
         """Wait for the next order of rank 0. Raises RankError when a rank is lost."""
-        found: dict[str, Any] = self.control.scatter("next copy", deadline_s=_NO_DEADLINE_S)
+        found: dict[str, Any] = self.control.scatter("next copy")
         return found
 
     def answer(self, answer: dict[str, Any]) -> list[dict[str, Any]]:
         """Tell rank 0 what became of its order. Return the answers of all ranks in rank 0."""
         answer = {"host": self.control.world.host, **answer}
-        return self.control.gather("copied", answer, deadline_s=_NO_DEADLINE_S)
+        return self.control.gather("copied", answer)
 
     # All ranks.
 

@@ -29,8 +29,8 @@ class _Hub:
         self.answers: list[Any] = []
         self._orders = [*orders]
 
-    def scatter(self, phase: str, orders: Any = None, *, deadline_s: float) -> Any:
-        del phase, deadline_s
+    def scatter(self, phase: str, orders: Any = None) -> Any:
+        del phase
         if orders is not None:
             self.sent.append(orders[1])
             return None
@@ -38,12 +38,12 @@ class _Hub:
             raise RankError("no more orders")
         return self._orders.pop(0)
 
-    def sub(self, name: str, *, aside: bool) -> _Hub:
-        del name, aside
+    def sub(self, name: str, *, deadline_s: float, aside: bool = False) -> _Hub:
+        del name, deadline_s, aside
         return self
 
-    def gather(self, phase: str, value: Any, *, deadline_s: float) -> None:
-        del phase, deadline_s
+    def gather(self, phase: str, value: Any) -> None:
+        del phase
         self.answers.append(value)
 
 
