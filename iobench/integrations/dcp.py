@@ -60,7 +60,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from iobench.errors import DataMismatchError, TargetError, TransferError, UsageError
-from iobench.formats import torch_file, torch_tensor
+from iobench.formats import dcp_file, torch_file
 from iobench.formats.dcp_file import DcpFile
 from iobench.formats.read_ahead import FileRange, joined, read_ahead
 from iobench.formats.tensors import tensor_memory
@@ -258,7 +258,7 @@ class StorageWriter(DcpStorage, StockStorageWriter, BlockingAsyncStager):
         others: list[tuple[WriteItem, bytes]] = []
         for item in items:
             data = planner.resolve_data(item)
-            tensor = None if isinstance(data, io.BytesIO) else torch_tensor.plain(data)
+            tensor = None if isinstance(data, io.BytesIO) else dcp_file.plain(data)
             if tensor is not None:
                 tensors.append((item, tensor))
             else:
@@ -267,7 +267,7 @@ class StorageWriter(DcpStorage, StockStorageWriter, BlockingAsyncStager):
         image = file.image_of(
             name,
             [tensor_memory(tensor) for _, tensor in tensors if tensor.numel()],
-            checked=torch_tensor.settings().crc,
+            checked=dcp_file.settings().crc,
             end=b"".join(data for _, data in others),
         )
         moved = self._writer.write(image, self._location)
@@ -476,7 +476,7 @@ class StorageReader(DcpStorage, StockStorageReader):
                     f"{self._path(one.path)}: has {size} bytes, but the metadata names later ones"
                 )
         wanted = sorted((one for one in items if sizes[one.path]), key=itemgetter(0, 1))
-        tensor = partial(_saved_tensor, metadata, torch_tensor.settings())
+        tensor = partial(_saved_tensor, metadata, dcp_file.settings())
         reading = read_ahead(
             self._writer,
             self._location,
@@ -534,7 +534,7 @@ def _fill(planner: LoadPlanner, tensor: _View, request: ReadItem, data: Bytes, w
 
 
 def _saved_tensor(
-    metadata: Metadata, settings: torch_tensor.Settings, index: MetadataIndex, data: Bytes
+    metadata: Metadata, settings: dcp_file.Settings, index: MetadataIndex, data: Bytes
 ) -> torch.Tensor | None:
     """Return the tensor in `data` if it is small and contiguous; None if torch must read it."""
     stored = metadata.state_dict_metadata.get(index.fqn)
@@ -547,4 +547,4 @@ def _saved_tensor(
             return None
         chunks = chunks[at : at + 1]
     shape = tuple(chunks[0].sizes)
-    return torch_tensor.view(data, stored.properties.dtype, shape, settings)
+    return dcp_file.view(data, stored.properties.dtype, shape, settings)

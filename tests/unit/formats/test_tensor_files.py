@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from isal import isal_zlib
 from torch.utils.serialization import config
 
-from iobench.formats import torch_image, torch_tensor
+from iobench.formats import dcp_file, torch_image
 from iobench.formats.tensors import tensor_bytes
 from iobench.formats.torch_image import crc32_setting
 
@@ -30,10 +30,10 @@ def _saved(tensor: torch.Tensor) -> bytes:
 
 
 def _made(tensor: torch.Tensor) -> bytes | None:
-    plain = torch_tensor.plain(tensor)
+    plain = dcp_file.plain(tensor)
     if plain is None or plain.data_ptr() != tensor.data_ptr() or not plain.numel():
         return None
-    made = torch_tensor.template(plain.dtype, tuple(plain.shape), torch_tensor.settings())
+    made = dcp_file.template(plain.dtype, tuple(plain.shape), dcp_file.settings())
     assert made is not None
     data = tensor_bytes(plain)
     return made.head + data.tobytes() + made.tail(isal_zlib.crc32(data))
@@ -65,7 +65,7 @@ def test_any_tensor(tensor: torch.Tensor, crc: bool) -> None:
         made, stock = _made(tensor), _saved(tensor)
         assert made == stock or not usual
         file = np.frombuffer(bytearray(stock), dtype=np.uint8)
-        found = torch_tensor.view(file, tensor.dtype, shape, torch_tensor.settings())
+        found = dcp_file.view(file, tensor.dtype, shape, dcp_file.settings())
     assert (found is not None) == bool(usual)
     if made is not None:
         again = torch.load(io.BytesIO(made))
@@ -105,7 +105,7 @@ def test_a_scalar_and_torchs_settings() -> None:
     stock = _saved(scalar)
     assert _made(scalar) == stock
     file = np.frombuffer(bytearray(stock), dtype=np.uint8)
-    found = torch_tensor.view(file, scalar.dtype, (), torch_tensor.settings())
+    found = dcp_file.view(file, scalar.dtype, (), dcp_file.settings())
     assert found is not None
     assert found.equal(scalar)
     tensor = torch.arange(100)
@@ -120,7 +120,7 @@ def test_a_scalar_and_torchs_settings() -> None:
 def test_a_file_of_another_kind_has_no_template(monkeypatch: pytest.MonkeyPatch) -> None:
     """A torch that combines checksums in another way writes its files itself."""
     monkeypatch.setattr(torch_image, "hash_combine", lambda seed, _: seed)
-    cached = torch_image.is_like_stock, torch_tensor.template
+    cached = torch_image.is_like_stock, dcp_file.template
     for one in cached:
         one.cache_clear()
     try:
@@ -137,10 +137,10 @@ _STOCK = _saved(torch.arange(40.0).reshape(5, 8))
 def test_no_damaged_byte_is_passed_over(at: int, change: int) -> None:
     """In the data, which the file has a checksum of, or anywhere else."""
     file = np.frombuffer(bytearray(_STOCK), dtype=np.uint8)
-    found = torch_tensor.settings()
-    assert torch_tensor.view(file, torch.float32, (5, 8), found) is not None
+    found = dcp_file.settings()
+    assert dcp_file.view(file, torch.float32, (5, 8), found) is not None
     file[at] ^= change
-    assert torch_tensor.view(file, torch.float32, (5, 8), found) is None
+    assert dcp_file.view(file, torch.float32, (5, 8), found) is None
 
 
 @pytest.mark.parametrize(
@@ -149,9 +149,9 @@ def test_no_damaged_byte_is_passed_over(at: int, change: int) -> None:
 )
 def test_another_tensor_than_expected(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     file = np.frombuffer(bytearray(_STOCK), dtype=np.uint8)
-    assert torch_tensor.view(file, dtype, shape, torch_tensor.settings()) is None
-    assert torch_tensor.view(file[:-1], torch.float32, (5, 8), torch_tensor.settings()) is None
-    assert torch_tensor.view(file[:9], torch.float32, (5, 8), torch_tensor.settings()) is None
+    assert dcp_file.view(file, dtype, shape, dcp_file.settings()) is None
+    assert dcp_file.view(file[:-1], torch.float32, (5, 8), dcp_file.settings()) is None
+    assert dcp_file.view(file[:9], torch.float32, (5, 8), dcp_file.settings()) is None
 
 
 @pytest.mark.parametrize("crc", [True, False])
@@ -169,7 +169,7 @@ def test_a_template_of_any_size(dtype: torch.dtype, shape: tuple[int, ...], crc:
     tensor = _random(dtype, list(shape), 0, 1)
     with crc32_setting(crc):
         stock = _saved(tensor)
-        made = torch_tensor.template(dtype, shape, torch_tensor.settings())
+        made = dcp_file.template(dtype, shape, dcp_file.settings())
     assert made is not None
     data = stock[len(made.head) : len(made.head) + made.size_bytes]
     whole = made.head + data + bytes(made.tail(isal_zlib.crc32(data)))
