@@ -26,7 +26,7 @@ from iobench.formats import torch_image
 from iobench.formats.dcp_file import DcpFile, DcpItem
 from iobench.formats.safetensors_header import header_bytes
 from iobench.formats.tensors import tensor_bytes, tensor_from_bytes, torch_dtype
-from iobench.formats.torch_index import DAMAGE
+from iobench.formats.torch_file import DAMAGE
 from iobench.verification import dcp
 from iobench.verification.inventory import ListedTensor
 from iobench.workloads.layouts.huggingface import split_shards

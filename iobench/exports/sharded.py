@@ -24,7 +24,7 @@ from iobench.checkpoint.piece_reader import (
 from iobench.checkpoint.ranked.structure import empty_local, is_sharded, local_box
 from iobench.checkpoint.stored import WantedTensor
 from iobench.errors import DataMismatchError, StateMismatchError, TargetError, transfer_errors
-from iobench.formats.safetensors_file import SafetensorsFile, TensorInFile
+from iobench.formats.safetensors import SafetensorsFile, TensorInFile
 from iobench.formats.tensor_slices import GAP_BYTES, CutImage, CutPart, Span, rows_of, spans
 from iobench.formats.tensors import dtype_name
 from iobench.ranks.control import Control, shared_control

@@ -18,8 +18,7 @@ import torch
 from safetensors import SafetensorError
 
 from iobench.environment.memory import available_bytes
-from iobench.formats.safetensors import metadata_of
-from iobench.formats.safetensors_file import SafetensorsFile, TensorInFile
+from iobench.formats.safetensors import SafetensorsFile, TensorInFile, metadata_of
 from iobench.formats.safetensors_header import DTYPES
 from iobench.formats.tensor_slices import GAP_BYTES
 from iobench.formats.tensors import dtype_name

@@ -26,7 +26,7 @@ from iobench.errors import DataMismatchError, SaveError, TransferError
 from iobench.formats import torch_image
 from iobench.formats.inspected_file import InspectedFile
 from iobench.formats.tensors import storages_bytes
-from iobench.formats.torch_index import TorchIndex, unpickled
+from iobench.formats.torch_file import TorchIndex, unpickled
 from iobench.integrations.default_writer import chosen_writer
 from iobench.integrations.replacing import bypass
 from iobench.integrations.stock_path import (

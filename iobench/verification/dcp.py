@@ -16,7 +16,7 @@ from iobench.errors import DataMismatchError, TransferError
 from iobench.formats.dcp_file import ALIGNMENT
 from iobench.formats.tensor_layouts import reach_bytes
 from iobench.formats.tensors import dtype_name
-from iobench.formats.torch_index import DAMAGE, TorchIndex
+from iobench.formats.torch_file import DAMAGE, TorchIndex
 from iobench.verification.inventory import (
     CachedSource,
     ListedTensor,

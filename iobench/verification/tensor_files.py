@@ -16,7 +16,7 @@ from iobench.formats import safetensors
 from iobench.formats.safetensors import tensors_of
 from iobench.formats.tensor_layouts import reach_bytes
 from iobench.formats.tensors import dtype_name
-from iobench.formats.torch_index import DAMAGE, TorchIndex, unpickled
+from iobench.formats.torch_file import DAMAGE, TorchIndex, unpickled
 from iobench.formats.torch_zip import ZipDirectory
 from iobench.verification.inventory import (
     CheckedRange,

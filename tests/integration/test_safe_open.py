@@ -30,7 +30,7 @@ from support.torchrun import require_own_name
 
 import iobench.safetensors
 from iobench.errors import DataMismatchError, UnavailableError
-from iobench.formats.safetensors_file import SafetensorsFile
+from iobench.formats.safetensors import SafetensorsFile
 from iobench.formats.safetensors_header import DTYPES
 from iobench.formats.tensor_slices import GAP_BYTES, spans
 from iobench.formats.tensors import tensor_bytes
@@ -356,7 +356,7 @@ def test_on_a_device(large) -> None:
     def allocate(size: int) -> FakeBytes:
         return FakeBytes(device, np.zeros(size, np.uint8))
 
-    with mock.patch("iobench.formats.safetensors_file.allocate_on", return_value=allocate):
+    with mock.patch("iobench.formats.safetensors.allocate_on", return_value=allocate):
         file = SafetensorsFile(path.name, path.parent, ODirectWriter(), on_read=moved.append)
     for index in ((), (slice(None), slice(3), slice(5, 9))):
         found = file.read(file.tensors["t"], file.tensors["t"].slice(index))

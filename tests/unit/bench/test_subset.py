@@ -13,7 +13,7 @@ from iobench.bench.contenders.base import Contender, WriterContender
 from iobench.bench.data.replay import Replay
 from iobench.bench.planning import make_plan
 from iobench.errors import OptionError
-from iobench.formats.safetensors_file import SafetensorsFile
+from iobench.formats.safetensors import SafetensorsFile
 from iobench.units import KIB, MIB
 from iobench.workloads import Workload
 from iobench.workloads.reshape import Shape

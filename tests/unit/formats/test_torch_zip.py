@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from iobench.errors import DataMismatchError
+from iobench.formats.torch_file import TorchIndex
 from iobench.formats.torch_image import TorchLayout, torch_ending
-from iobench.formats.torch_index import TorchIndex
 from iobench.formats.torch_zip import Recorded, ZipDirectory
 from iobench.writers.base import BytesSource, LocalSource
 
