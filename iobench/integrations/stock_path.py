@@ -74,8 +74,8 @@ def check_stock_can(
     Raises UsageError in place of Unsupported. Stock functions would report a stored object as
     missing: FileNotFoundError is raised only if the store reports that it does not exist.
     """
-    path = _object(file)
-    if not path:
+    path = os.fspath(file) if isinstance(file, (str, os.PathLike)) else ""
+    if not is_s3(path):
         return
     if isinstance(why, Unsupported):
         raise UsageError(f"{path}: {why}, and stock {function} cannot {doing} buckets") from why
@@ -161,12 +161,6 @@ class StockCall:
             found = self.stock()
         log_fallback(self.function, self.file, why)
         return found
-
-
-def _object(file: object) -> str:
-    """Return the path of an object in a bucket, and "" for any other file."""
-    path = os.fspath(file) if isinstance(file, (str, os.PathLike)) else ""
-    return path if is_s3(path) else ""
 
 
 @dataclass(frozen=True, kw_only=True)
