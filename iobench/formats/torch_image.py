@@ -36,7 +36,7 @@ from torch.serialization import DEFAULT_PROTOCOL
 from iobench.formats.many_parts import CheckedImage, RunningChecksums
 from iobench.formats.tensors import storages_bytes, tensor_memory
 from iobench.formats.torch_zip import HASH_DIGITS, Recorded, ZipDirectory, ZipText, hash_combine
-from iobench.writers.base import BytesSource
+from iobench.writers.base import ImageSource
 from iobench.writers.image import AnyMemory, Bytes, FileImage
 
 _CHECKSUM = struct.Struct("<L")
@@ -386,7 +386,7 @@ def torch_ending(names: tuple[str, ...], count: int) -> tuple[Recorded, ...]:
     for key in range(count):
         zip_file.write_record_metadata(f"data/{key}", 0)
     zip_file.write_end_of_file()
-    source = BytesSource(sink.getvalue())
+    source = ImageSource(FileImage.of("file", [sink.getvalue()]))
     found = ZipDirectory.read(source)
     last = list(range(len(names) + count, len(found.names)))
     records = []

@@ -57,14 +57,6 @@ class LocalSource(io.FileIO):
         return [os.pread(self.fileno(), size, offset) for offset in offsets]
 
 
-class BytesSource(io.BytesIO):
-    """A small file whose bytes are in memory, for many small reads."""
-
-    def read_at(self, offsets: Iterable[int], size: int) -> list[bytes]:
-        data = self.getbuffer()
-        return [bytes(data[offset : offset + size]) for offset in offsets]
-
-
 class RangeSource(io.RawIOBase):
     """A Source of `size_bytes`; a subclass reads its ranges."""
 

@@ -18,7 +18,8 @@ from iobench.errors import DataMismatchError
 from iobench.formats.torch_file import TorchIndex
 from iobench.formats.torch_image import TorchLayout, torch_ending
 from iobench.formats.torch_zip import Recorded, ZipDirectory
-from iobench.writers.base import BytesSource, LocalSource
+from iobench.writers.base import ImageSource, LocalSource
+from iobench.writers.image import FileImage
 
 
 def _saved(state: Any) -> bytes:
@@ -27,7 +28,11 @@ def _saved(state: Any) -> bytes:
     return file.getvalue()
 
 
-class _Counting(BytesSource):
+def _source(data: bytes) -> ImageSource:
+    return ImageSource(FileImage.of("f", [data]))
+
+
+class _Counting(ImageSource):
     """Counts the local headers that are read."""
 
     headers = 0
@@ -51,7 +56,7 @@ def _starts_of_headers(data: bytes, names: list[str]) -> list[int]:
 def test_like_zipfile() -> None:
     """The records are those that zipfile finds; two local headers of 1200 storages are read."""
     data = _saved([torch.full((n % 7,), n) for n in range(1400)])
-    source = _Counting(data)
+    source = _Counting(FileImage.of("f", [data]))
     found = ZipDirectory.read(source)
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         wanted = [(i.filename, i.file_size, i.CRC, i.header_offset) for i in archive.infolist()]
@@ -75,7 +80,7 @@ def _zipped_anew(data: bytes) -> bytes:
 def test_another_layout() -> None:
     """Data that are not aligned: every local header is read."""
     data = _zipped_anew(_saved([torch.full((9,), n) for n in range(20)]))
-    source = _Counting(data)
+    source = _Counting(FileImage.of("f", [data]))
     index = TorchIndex.read("f", source)
     names = [f"archive/data/{key}" for key in range(20)]
     assert index.starts == _starts_of_headers(data, names)
@@ -86,11 +91,11 @@ def test_another_layout() -> None:
 def test_padding_that_torch_does_not_write(shift: int) -> None:
     """A longer extra field of the last record moves its data; its header has the length."""
     data = bytearray(_saved([torch.full((64,), n) for n in range(5)]))
-    index = TorchIndex.read("f", BytesSource(bytes(data)))
+    index = TorchIndex.read("f", _source(bytes(data)))
     at = index.directory.headers[index.directory.names.index("archive/data/4")]
     (extra,) = struct.unpack_from("<H", data, at + 28)
     struct.pack_into("<H", data, at + 28, extra + shift)
-    assert TorchIndex.read("f", BytesSource(bytes(data))).starts[4] == index.starts[4] + shift
+    assert TorchIndex.read("f", _source(bytes(data))).starts[4] == index.starts[4] + shift
 
 
 _LARGE = [9, 5 << 30, 7, 0, 6 << 30, 64]
@@ -155,4 +160,4 @@ def test_a_directory_elsewhere(field: int) -> None:
     data = bytearray(_saved(torch.ones(3)))
     data[data.rindex(b"PK\x06\x06") + field] ^= 1
     with pytest.raises(DataMismatchError, match="not a torch zip file"):
-        TorchIndex.read("f", BytesSource(bytes(data)))
+        TorchIndex.read("f", _source(bytes(data)))
