@@ -205,30 +205,23 @@ class CuFile:
         """Undo `register`."""
         self._library.cuFileBufDeregister(address)
 
-    def write(self, handle: int, address: int, size_bytes: int, offset: int, within: int) -> int:
-        """Write memory, from byte `within` after `address`, to the file at `offset`.
+    def move(
+        self, handle: int, address: int, size_bytes: int, offset: int, within: int, *, writes: bool
+    ) -> int:
+        """Write memory, from byte `within` after `address`, to the file at `offset`; or read it.
 
-        Returns the bytes written, which may be fewer than `size_bytes`. Raises OSError for errors
-        of the file system and TransferError for cuFile's.
+        Returns the bytes moved, which may be fewer than `size_bytes`: 0 at the end of the file.
+        Raises OSError for errors of the file system and TransferError for cuFile's.
         """
-        count = self._library.cuFileWrite(handle, address, size_bytes, offset, within)
-        return self._moved("a write", count, size_bytes, offset)
-
-    def read(self, handle: int, address: int, size_bytes: int, offset: int, within: int) -> int:
-        """Read from the file at `offset` into memory, from byte `within` after `address`.
-
-        Returns the bytes read, 0 at the end of the file. Raises like `write`.
-        """
-        count = self._library.cuFileRead(handle, address, size_bytes, offset, within)
-        return self._moved("a read", count, size_bytes, offset)
-
-    def _moved(self, doing: str, count: int, size_bytes: int, offset: int) -> int:
+        call = self._library.cuFileWrite if writes else self._library.cuFileRead
+        count: int = call(handle, address, size_bytes, offset, within)
         if count >= 0:
             return count
         number = ctypes.get_errno() if count == -1 else -count
         if number < _ERRORS:
             raise OSError(number, os.strerror(number))
-        raise TransferError(f"cuFile, {doing} of {size_bytes} bytes at {offset}: {_named(number)}")
+        doing = f"a {'write' if writes else 'read'} of {size_bytes} bytes at {offset}"
+        raise TransferError(f"cuFile, {doing}: {_named(number)}")
 
     def _check(self, doing: str, answer: Any) -> None:
         if answer.err:
@@ -374,15 +367,8 @@ class _CuFileEngine:
             return
         with self._meter.phase("gather"):
             image.gather(start, stop, block.memory)
-        length, done, calls = round_up(stop - start, self._unit), 0, 0
-        with self._meter.operation("write"), block.memory.device.current():
-            while done < length:
-                address, within = block.at(done)
-                count = self._cufile.write(
-                    self._handle, address, length - done, start + done, within
-                )
-                calls += 1
-                done = written_on(done, count, start, self._unit)
+        length = round_up(stop - start, self._unit)
+        calls = self._move(block, start, length, length, writes=True)
         self._meter.count("gds", length, calls)
 
     def read(self, image: StagedImage, wanted: int, stop: int) -> None:
@@ -391,18 +377,27 @@ class _CuFileEngine:
         if block is None:
             self._host.read(self._file, Extent(image, wanted, stop, begin))
             return
-        length, done, calls = round_up(stop - begin, self._unit), 0, 0
-        with self._meter.operation("read"), block.memory.device.current():
-            while done < stop - begin:
-                address, within = block.at(done)
-                count = self._cufile.read(
-                    self._handle, address, length - done, begin + done, within
-                )
-                calls += 1
-                done = read_on(done, count, stop - begin, begin, self._unit)
+        length = round_up(stop - begin, self._unit)
+        calls = self._move(block, begin, length, stop - begin, writes=False)
         with self._meter.phase("scatter"):
             image.scatter(wanted, stop, block.memory[wanted - begin :])
         self._meter.count("gds", stop - begin, calls)
+
+    def _move(self, block: _Block, begin: int, length: int, wanted: int, *, writes: bool) -> int:
+        """Move `length` bytes, of which `wanted` are in the file; return the number of calls."""
+        done = calls = 0
+        with self._meter.operation("write" if writes else "read"), block.memory.device.current():
+            while done < wanted:
+                address, within = block.at(done)
+                count = self._cufile.move(
+                    self._handle, address, length - done, begin + done, within, writes=writes
+                )
+                calls += 1
+                if writes:
+                    done = written_on(done, count, begin, self._unit)
+                else:
+                    done = read_on(done, count, wanted, begin, self._unit)
+        return calls
 
     def _block_for(self, image: FileImage, start: int, stop: int) -> _Block | None:
         """Return a block on the device of the first device bytes in the range, or None."""

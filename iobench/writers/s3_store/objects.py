@@ -25,6 +25,24 @@ class UnfinishedUpload:
     initiated: datetime
 
 
+def abort_upload(
+    client: S3Client, target: S3Target, upload_id: str, attempts: int | None = None
+) -> None:
+    """Abort an upload. One that no longer exists is not an error."""
+    where = {"Bucket": target.bucket, "Key": target.key, "UploadId": upload_id}
+    try:
+        client.call(
+            lambda s3: s3.abort_multipart_upload(**where),
+            Meter(),
+            doing="aborting an upload to",
+            where=target,
+            attempts=attempts,
+        )
+    except IobenchError as error:
+        if code_of(error.__cause__ or error) != "NoSuchUpload":
+            raise
+
+
 class S3Objects:
     """The objects and the unfinished uploads at the key `prefix` and below it.
 
@@ -84,7 +102,7 @@ class S3Objects:
             "trying to write",
         )
         try:
-            self._abort(target, answer["UploadId"])
+            abort_upload(self._client, target, answer["UploadId"])
         except BaseException as error:
             error.add_note(
                 f"{target}: an upload is left behind; type: iobench s3 abort-uploads {target}"
@@ -93,19 +111,7 @@ class S3Objects:
 
     def abort(self, upload: UnfinishedUpload) -> None:
         """Abort `upload`. An upload that no longer exists is not an error."""
-        self._abort(upload.target, upload.upload_id)
-
-    def _abort(self, target: S3Target, upload_id: str) -> None:
-        try:
-            self._call(
-                lambda s3: s3.abort_multipart_upload(
-                    Bucket=target.bucket, Key=target.key, UploadId=upload_id
-                ),
-                "aborting an upload to",
-            )
-        except IobenchError as error:
-            if code_of(error.__cause__ or error) != "NoSuchUpload":
-                raise
+        abort_upload(self._client, upload.target, upload.upload_id)
 
     def delete(self, keys: list[str]) -> None:
         """Delete the objects with these keys. A missing object is not an error."""

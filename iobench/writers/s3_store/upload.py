@@ -20,7 +20,7 @@ from iobench.writers.s3_store.errors import (
     require_fields,
     status_of,
 )
-from iobench.writers.s3_store.objects import S3Objects, UnfinishedUpload
+from iobench.writers.s3_store.objects import S3Objects, UnfinishedUpload, abort_upload
 from iobench.writers.s3_store.parts import Checksum, PartBody, SentPart, etag_of
 from iobench.writers.s3_store.target import S3Target
 from iobench.writers.transfer import Meter
@@ -186,16 +186,8 @@ class S3Upload:
         if upload is None:
             return
         try:
-            self._client.call(
-                lambda s3: s3.abort_multipart_upload(**self._where, UploadId=upload),
-                Meter(),
-                doing="aborting the upload",
-                where=self._target,
-                attempts=_ABORT_ATTEMPTS,
-            )
+            abort_upload(self._client, self._target, upload, _ABORT_ATTEMPTS)
         except Exception as error:  # noqa: BLE001 -- must not hide why the upload is aborted
-            if code_of(error.__cause__ or error) == "NoSuchUpload":
-                return
             left = (
                 f"{self._target}: its multipart upload could not be aborted ({error}); type: "
                 f"iobench s3 abort-uploads {self._target}"

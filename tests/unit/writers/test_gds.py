@@ -285,9 +285,9 @@ from iobench.writers import gds
 
 real = gds.CuFile.__new__(gds.CuFile)  # without the driver
 real._library, real._pid = gds.load_cufile(sys.argv[1]), os.getpid()
-for move in (real.write, real.read):
+for writes in (True, False):
     try:
-        move(0, 0, 4096, 0, 0)
+        real.move(0, 0, 4096, 0, 0, writes=writes)
     except OSError as error:
         print(error.errno)
 answer = real._library.cuFileBufDeregister(4096)
