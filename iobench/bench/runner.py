@@ -96,7 +96,6 @@ class Runner:
                     None,
                     ranks,
                     lambda members: setup_of(plan, members, places, warm_ups, token),
-                    replicas=plan.axes.replicas,
                 )
             self.targets = targets
             self.executor = undo.enter_context(executor)

@@ -57,15 +57,12 @@ class Executor(AbstractContextManager["Executor"]):
         job: Job | None = None,
         ranks: Launched | LocalRanks | None = None,
         setup: Callable[[Members], Setup] | None = None,
-        *,
-        replicas: bool = False,
     ) -> None:
         """`job` is that of this process, without `ranks`; `setup` returns the set-up of ranks."""
         self._own, self._setup = job, setup
         self.apart = ranks is not None
         """Whether there are several jobs, which have a directory each and do not run here alone."""
         self._launched = ranks is not None and not ranks.local
-        self._replicas = replicas and self._launched
         if ranks is not None:
             self._ranks = ranks
         self._steps: Steps | None = None
@@ -84,12 +81,10 @@ class Executor(AbstractContextManager["Executor"]):
             return self._steps
         connected = self._ranks.connected()
         self._control = connected.control
-        members = connected.members
-        self.members = members.as_replicas() if self._replicas else members
-        self.machines, self._nodes = len(members.first_of_machine), members.facts.nodes
         assert self._setup is not None  # with ranks
-        given = self._setup(self.members)
-        self._same_bytes = given.sliced
+        given = self._setup(connected.members)
+        self.members, self._same_bytes = given.members, given.sliced
+        self.machines, self._nodes = len(given.members.first_of_machine), given.members.facts.nodes
         with self._losing():
             self._control.broadcast("set-up", to_plain(given), deadline_s=SETUP_S)
             if self._own is None and not given.reads:  # else it only drives the others
@@ -184,7 +179,7 @@ class Executor(AbstractContextManager["Executor"]):
 
     def hand_over(self, shape: int) -> None:
         """Give each job the digests of the files that it restores, if another job saved them."""
-        if self._nodes == 1 and not self._replicas:
+        if not self.apart or (self._nodes == 1 and not self.members.replicas):
             return
         sources = list(self.members.facts.restored_from)
         saved = self._all(partial(Job.hand_over, shape=shape, sources=sources))

@@ -89,7 +89,8 @@ def setup_of(
         pool_bytes=max(plan.pool_bytes // members.facts.local, LEAST_POOL),
         seed=plan.seed,
         sliced=plan.axes.sliced,
-        members=members,
+        # Processes of the run itself each restore their own files.
+        members=members.as_replicas() if plan.axes.replicas and plan.world else members,
     )
 
 
