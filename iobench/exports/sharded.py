@@ -37,6 +37,7 @@ from iobench.writers.s3_store.target import S3Target, is_s3
 from iobench.writers.transfer import Meter, Transfer
 
 _SUFFIX, _INDEX = ".safetensors", ".safetensors.index.json"
+_DEADLINE_S = 3600.0
 
 
 def load_sharded(
@@ -46,7 +47,6 @@ def load_sharded(
     *,
     restore_mode: RestoreMode = "auto",
     world: AnyWorld = "job",
-    deadline_s: float = 3600.0,
 ) -> tuple[dict[str, Any], Transfer]:
     """Return the parts of a model that `like` names; see `iobench.safetensors.load_sharded`.
 
@@ -55,7 +55,7 @@ def load_sharded(
     check_restore_mode(restore_mode)
     alone = restore_mode == "all"
     whole = Control(World.single()) if alone else shared_control(World.of(world))
-    control = whole.sub("load_sharded", deadline_s=deadline_s)
+    control = whole.sub("load_sharded", deadline_s=_DEADLINE_S)
 
     def prepare() -> ShardedLoad:
         home, names = _files(location, writer)

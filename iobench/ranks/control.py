@@ -229,7 +229,6 @@ class Control:
         work: Callable[[], T],
         tell: Callable[[T], Any] | None = None,
         *,
-        deadline_s: float | None = None,
         kind: calls.CallKind = "all-gather",
     ) -> tuple[T, list[Any]]:
         """Call `work` in every rank. Return its result, and those of all ranks, in rank order.
@@ -241,9 +240,7 @@ class Control:
         If either raises, so does this in every rank: the rank's own error where it happened, a
         RankError that names the rank in the others. The ranks can go on after that.
         """
-        own, answer = self.begin_together(
-            phase, work, tell, deadline_s=deadline_s, kind=kind, acknowledged=True
-        )
+        own, answer = self.begin_together(phase, work, tell, kind=kind, acknowledged=True)
         return own, answer()
 
     def begin_together(
@@ -252,7 +249,6 @@ class Control:
         work: Callable[[], T],
         tell: Callable[[T], Any] | None = None,
         *,
-        deadline_s: float | None = None,
         kind: calls.CallKind = "all-gather",
         acknowledged: bool = False,
     ) -> tuple[T, Callable[[], list[Any]]]:
@@ -271,9 +267,7 @@ class Control:
                 raise
             failure = error
         try:
-            answer = self.begin(
-                kind, phase, value, deadline_s=deadline_s, error=failure, acknowledged=acknowledged
-            )
+            answer = self.begin(kind, phase, value, error=failure, acknowledged=acknowledged)
             if failure is not None:
                 answer()  # it raises in all ranks
         except RankError as theirs:

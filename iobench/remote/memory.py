@@ -234,10 +234,10 @@ class _Mapping:
             linux.unmap_memory(self._address, self._length)
 
 
-def memory_nodes(directory: Path = _NODES) -> list[int]:
+def memory_nodes() -> list[int]:
     """Return the NUMA nodes that have memory; `0-1,3` in the kernel's list."""
     nodes: list[int] = []
-    for part in (read_text(directory / "has_memory") or "").strip().split(","):
+    for part in (read_text(_NODES / "has_memory") or "").strip().split(","):
         first, _, last = part.partition("-")
         if first.isdigit():
             nodes.extend(range(int(first), int(last or first) + 1))

@@ -18,7 +18,7 @@ import mmap
 import os
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -45,14 +45,13 @@ _UNREADABLE_S = 60.0  # another process may be about to write the facts
 _JOB, _HOLDER = "job.json", "Checkpointer"
 
 
-def job_of(location: str, environ: Mapping[str, str] | None = None) -> str:
+def job_of(location: str) -> str:
     """Return the name of the job, the same after a restart by its launcher.
 
     It is the launcher's run id (torchrun's `--rdzv-id`, Slurm's job id; IOBENCH_JOB overrides it)
     and the location of the checkpoints.
     """
-    found = os.environ if environ is None else environ
-    run = next((found[name] for name in _RUN_IDS if found.get(name)), "")
+    run = next((os.environ[name] for name in _RUN_IDS if os.environ.get(name)), "")
     return f"{run} {location}"
 
 
