@@ -21,7 +21,7 @@ import errno
 import functools
 import os
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, islice
 from pathlib import Path
 from typing import NamedTuple
@@ -285,15 +285,18 @@ class FileWriter(PosixWriter):
             file.set_size(image.size_bytes)
 
     def read_many(self, images: Iterable[FileImage | FileRanges], target: str | Path) -> Transfer:
-        images = iter(images)
-        done = [Meter().transfer(self.name, "read", 0, durable=True, files=0)]
-        while batch := list(islice(images, TOGETHER)):
-            files = [one if isinstance(one, tuple) else _whole(one) for one in batch]
-            if self._shares_blocks(files):
-                done.append(self._read_files(files, target))
-            else:
-                done.append(super().read_many(batch, target))
-        return Transfer.total(done)
+        images, one_by_one = iter(images), super().read_many
+
+        def parts() -> Iterator[Transfer]:  # none is kept
+            yield Meter().transfer(self.name, "read", 0, durable=True, files=0)
+            while batch := list(islice(images, TOGETHER)):
+                files = [one if isinstance(one, tuple) else _whole(one) for one in batch]
+                if self._shares_blocks(files):
+                    yield self._read_files(files, target)
+                else:
+                    yield one_by_one(batch, target)
+
+        return Transfer.total(parts())
 
     # Streams.
 
