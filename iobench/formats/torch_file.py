@@ -128,7 +128,7 @@ def _prepare(
 ) -> tuple[Any, FileImage]:
     index = TorchIndex.read(file, source)
     memory = FileMemory(file, index.size_bytes, allocate)
-    state = _unpickled(
+    state = _object_of(
         *(file, source, index, lambda start, stop: memory.take(start, stop, _WIDEST)),
         weights_only=weights_only,
         device=allocate.device if isinstance(allocate, OnDevice) else _HOST,
@@ -136,7 +136,7 @@ def _prepare(
     return state, memory.image(path)
 
 
-def _unpickled(
+def _object_of(
     file: str,
     source: Source,
     index: TorchIndex,
@@ -205,7 +205,7 @@ def view(memory: Bytes, where: str) -> Any:
     """
     source = ImageSource(FileImage.of("file", [memory]))
     index = TorchIndex.read(where, source)
-    return _unpickled(where, source, index, lambda a, b: memory[a:b], weights_only=True)
+    return _object_of(where, source, index, lambda a, b: memory[a:b], weights_only=True)
 
 
 @contextmanager
