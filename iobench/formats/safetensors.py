@@ -20,8 +20,7 @@ import torch
 
 from iobench.errors import DataMismatchError, IobenchError, TransferError, UsageError
 from iobench.formats.collector import collector_paused
-from iobench.formats.file_memory import RUN_BYTES, FileMemory
-from iobench.formats.inspected_file import Inspectable, InspectedFile
+from iobench.formats.file_memory import RUN_BYTES, FileMemory, Inspectable, InspectedFile
 from iobench.formats.many_parts import WindowImage
 from iobench.formats.safetensors_header import DTYPES, METADATA, header_bytes
 from iobench.formats.tensor_layouts import FileLayout, located_dense

@@ -26,8 +26,7 @@ from torch.storage import TypedStorage
 
 from iobench.errors import DataMismatchError, IobenchError, TransferError
 from iobench.formats import torch_image
-from iobench.formats.file_memory import FileMemory
-from iobench.formats.inspected_file import InspectedFile
+from iobench.formats.file_memory import FileMemory, InspectedFile
 from iobench.formats.tensors import Allocate, OnDevice, allocate_on, flat_tensor
 from iobench.formats.torch_zip import ZipDirectory
 from iobench.writers.base import ImageSource, Source, Writer

@@ -24,7 +24,7 @@ from torch.utils.serialization import config
 
 from iobench.errors import DataMismatchError, SaveError, TransferError
 from iobench.formats import torch_image
-from iobench.formats.inspected_file import InspectedFile
+from iobench.formats.file_memory import InspectedFile
 from iobench.formats.tensors import storages_bytes
 from iobench.formats.torch_file import TorchIndex, unpickled
 from iobench.integrations.default_writer import chosen_writer

@@ -11,9 +11,8 @@ into files. Nothing here needs torch. Loading the first workload imports pydanti
 from __future__ import annotations
 
 from iobench.workloads.catalogue import load, load_model, names
-from iobench.workloads.scaling import Scale
 from iobench.workloads.specs import SAFETENSORS_METADATA, FileSpec, TensorSpec
-from iobench.workloads.workload import StepTime, Workload
+from iobench.workloads.workload import Scale, StepTime, Workload
 
 __all__ = [
     "SAFETENSORS_METADATA",

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any, Self
 from iobench.errors import UsageError, WorkloadFileError
 from iobench.units import format_size, format_size_exact
 from iobench.workloads.layouts.layout import file_of
-from iobench.workloads.scaling import Scale
 from iobench.workloads.specs import FileFormat, FileSpec, TensorSpec, dtype_bytes
-from iobench.workloads.workload import Workload
+from iobench.workloads.workload import Scale, Workload
 
 if TYPE_CHECKING:
     from iobench.workloads.schema import FileEntry
