@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from iobench.environment.uring import describe_io_uring
+from iobench.environment.machine import describe_io_uring
 from iobench.errors import UnavailableError
 
 _TRANSIENT = {errno.EAGAIN, errno.EBUSY, errno.EINTR}

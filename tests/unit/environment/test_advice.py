@@ -10,9 +10,8 @@ import pytest
 from iobench.environment import Advice, Machine, Probe, Storage, advise
 from iobench.environment.blockdev import BlockDevice
 from iobench.environment.gpu import Gds
-from iobench.environment.machine import Cpu
+from iobench.environment.machine import Cpu, IoUring
 from iobench.environment.memory import MachineMemory
-from iobench.environment.uring import IoUring
 from iobench.units import GIB
 
 MACHINE = Machine(

@@ -28,7 +28,7 @@ from iobench.environment.gpu import (
     gds_state,
 )
 from iobench.environment.kernelfs import read_int, read_text
-from iobench.environment.machine import Cpu, count_ranges, parse_cpuinfo
+from iobench.environment.machine import Cpu, count_ranges, explain_refusal, parse_cpuinfo
 from iobench.environment.memory import (
     ControlGroup,
     MachineMemory,
@@ -38,7 +38,6 @@ from iobench.environment.memory import (
     new_pages_bytes_per_s,
     parse_meminfo,
 )
-from iobench.environment.uring import explain_refusal
 from iobench.results.codec import from_plain, to_plain
 from iobench.units import MIB
 

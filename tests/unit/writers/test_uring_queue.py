@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from support.pyuring_wheels import WHEELS_OF_PYURING
 
-from iobench.environment.uring import IoUring
+from iobench.environment.machine import IoUring
 from iobench.errors import UnavailableError
 from iobench.testing import Footprint, content
 from iobench.writers.direct import ring as module
