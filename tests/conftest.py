@@ -158,6 +158,14 @@ def as_nobody() -> Callable[[Callable[[], None]], None]:
 
 
 @pytest.fixture
+def runs() -> Iterator[Path]:
+    """A directory in memory, where syncs take no time."""
+    shared = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=shared if shared.is_dir() else None) as made:
+        yield Path(made)
+
+
+@pytest.fixture
 def sticky() -> Iterator[Path]:
     """A directory like /tmp: every user may create files there and remove their own."""
     with tempfile.TemporaryDirectory(prefix="iobench-sticky-") as name:

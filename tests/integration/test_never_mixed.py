@@ -8,7 +8,6 @@ import random
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +22,6 @@ from iobench.writers.transfer import Transfer
 
 _SCHEDULES, _PARTS = 2000, 16  # `make test` runs one part
 _STEPS = 6
-
-
-@pytest.fixture
-def runs() -> Iterator[Path]:
-    """A directory in memory, where syncs cost nothing."""
-    shared = Path("/dev/shm")
-    with tempfile.TemporaryDirectory(dir=shared if shared.is_dir() else None) as made:
-        yield Path(made)
 
 
 class _Delayed(BufferedWriter):

@@ -13,21 +13,13 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from iobench import linux
 from iobench.regular_file import open_regular, read_regular
-
-
-@pytest.fixture
-def fd(tmp_path: Path) -> Iterator[int]:
-    """A new file, open for reading and writing."""
-    number = os.open(tmp_path / "file", os.O_CREAT | os.O_RDWR)
-    yield number
-    os.close(number)
 
 
 def test_fallocate_reserves_and_extends(fd: int) -> None:

@@ -1,11 +1,9 @@
-"""States to save, and directories in memory to save them to."""
+"""States to save, and writers that wait."""
 
 from __future__ import annotations
 
-import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,14 +12,6 @@ import torch
 
 from iobench.writers.buffered import BufferedWriter
 from iobench.writers.transfer import Transfer
-
-
-@pytest.fixture
-def runs() -> Iterator[Path]:
-    """A directory in memory, where syncs take no time."""
-    shared = Path("/dev/shm")
-    with tempfile.TemporaryDirectory(dir=shared if shared.is_dir() else None) as made:
-        yield Path(made)
 
 
 @pytest.fixture(scope="session")

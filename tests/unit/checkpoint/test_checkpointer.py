@@ -746,16 +746,22 @@ def test_lazy_changed_too_early(make: Make, monkeypatch, state_of, path: str) ->
     assert ckpt.steps() == []
 
 
-def test_lazy_other_memory(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tensors that get other memory before their copy (`.data =`) are saved as they were."""
-    ckpt, go = make(lazy=True), threading.Event()
-    copy_into = iobench.checkpoint.snapshot.copy_into
+@pytest.fixture
+def go(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """What must be set before a state is copied."""
+    go, copy_into = threading.Event(), iobench.checkpoint.snapshot.copy_into
 
     def held_back(*arguments: Any) -> float:
-        assert go.wait(30)
+        assert go.wait(60)
         return copy_into(*arguments)
 
     monkeypatch.setattr(iobench.checkpoint.snapshot, "copy_into", held_back)
+    return go
+
+
+def test_lazy_other_memory(make: Make, go: threading.Event) -> None:
+    """Tensors that get other memory before their copy (`.data =`) are saved as they were."""
+    ckpt = make(lazy=True)
     for step in range(2):  # the second one reuses the structure of the first
         go.clear()
         state = {"w": torch.full((10,), float(step)), "turned": torch.full((4, 6), step + 0.5).t()}
@@ -828,15 +834,8 @@ def test_forgotten_while_it_writes(runs: Path) -> None:
         persister.wait()
 
 
-def test_forgotten_while_it_copies(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forgotten_while_it_copies(runs: Path, go: threading.Event) -> None:
     """It keeps the directory until a lazy copy in progress is a checkpoint."""
-    copy_into, go = iobench.checkpoint.snapshot.copy_into, threading.Event()
-
-    def held_back(*arguments: Any) -> None:
-        assert go.wait(30)
-        copy_into(*arguments)
-
-    monkeypatch.setattr(iobench.checkpoint.snapshot, "copy_into", held_back)
     with _expect_finished(runs):
         made = [Checkpointer(runs, writer="buffered", lazy=True)]
         made[0].save_async(_state(1), 1)
@@ -848,19 +847,9 @@ def test_forgotten_while_it_copies(runs: Path, monkeypatch: pytest.MonkeyPatch) 
             go.set()
 
 
-def test_ctrl_c_while_the_copy_is_waited_for(
-    make: Make, monkeypatch: pytest.MonkeyPatch, impatience
-) -> None:
+def test_ctrl_c_while_the_copy_is_waited_for(make: Make, go: threading.Event, impatience) -> None:
     """After an interrupted wait for a lazy copy, the next wait continues to its end."""
-    ckpt, go_on = make(lazy=True), threading.Event()
-    copy_into = iobench.checkpoint.snapshot.copy_into
-
-    def slow(*arguments: Any) -> None:
-        assert go_on.wait(60)
-        copy_into(*arguments)
-
-    monkeypatch.setattr(iobench.checkpoint.snapshot, "copy_into", slow)
-    state = _state(1)
+    ckpt, state = make(lazy=True), _state(1)
     save = ckpt.save_async(state, 1)
 
     def wait_on() -> None:
@@ -871,7 +860,7 @@ def test_ctrl_c_while_the_copy_is_waited_for(
         state["w"].fill_(-1)
         raise KeyboardInterrupt  # as whoever was interrupted does at last
 
-    with impatience(go_on):
+    with impatience(go):
         wait_on()
     ckpt.wait()
     assert save.status == "committed"

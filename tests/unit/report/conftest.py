@@ -1,11 +1,11 @@
-"""The example result file of the schema's own tests, read once."""
-
-from pathlib import Path
+"""A terminal, and the command that shows a record."""
 
 import pytest
+import typer
 from support.terminal import Terminal
 
-from iobench.results import ResultFile, read
+from iobench.cli.given import declare
+from iobench.cli.show import show
 
 
 @pytest.fixture
@@ -16,11 +16,9 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
     return Terminal()
 
 
-@pytest.fixture(scope="session")
-def example_path() -> Path:
-    return Path(__file__).parents[1] / "results" / "example.jsonl"
-
-
-@pytest.fixture(scope="session")
-def example(example_path: Path) -> ResultFile:
-    return read(example_path)
+@pytest.fixture
+def app() -> typer.Typer:
+    """The command `iobench show`."""
+    app = typer.Typer()
+    app.command(help=declare(show))(show)
+    return app

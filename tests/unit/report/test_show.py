@@ -8,19 +8,10 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from iobench.cli.given import declare
-from iobench.cli.show import show
 from iobench.errors import UsageError
 
 _KEPT = ("schema", "kind", "run_id", "operation", "status", "cold", "started_at", "finished_at")
 """What the reader checks, or takes for something else than text."""
-
-
-@pytest.fixture
-def app() -> typer.Typer:
-    app = typer.Typer()
-    app.command(help=declare(show))(show)
-    return app
 
 
 def test_the_table_is_the_default(app: typer.Typer, example_path: Path) -> None:

@@ -1,21 +1,12 @@
-"""A file, and system calls that move fewer bytes than requested."""
+"""System calls that move fewer bytes than requested."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-
-
-@pytest.fixture
-def fd(tmp_path: Path) -> Iterator[int]:
-    """A new file, open for reading and writing."""
-    number = os.open(tmp_path / "file", os.O_CREAT | os.O_RDWR)
-    yield number
-    os.close(number)
 
 
 @pytest.fixture

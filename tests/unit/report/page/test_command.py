@@ -9,20 +9,11 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from iobench.cli.given import declare
 from iobench.cli.pages import Shown
-from iobench.cli.show import show
 from iobench.errors import IobenchError
 from iobench.results import ResultFile
 
 _RESULTS = Path(__file__).parents[4] / "results"
-
-
-@pytest.fixture
-def app() -> typer.Typer:
-    app = typer.Typer()
-    app.command(help=declare(show))(show)
-    return app
 
 
 def _error(app: typer.Typer, *arguments: str | Path) -> str:
