@@ -29,7 +29,8 @@ def main() -> int:
     asked = parser.parse_args()
     moments, began = random.Random(asked.seed), time.monotonic()
     points: Counter[str] = Counter()
-    with tempfile.TemporaryDirectory(prefix="iobench-kills-") as name, OffloadKills.open() as kills:
+    kills = OffloadKills()
+    with tempfile.TemporaryDirectory(prefix="iobench-kills-") as name:
         while kills.kills < asked.kills:
             before = kills.kills
             try:

@@ -4,7 +4,6 @@ Checkpointer pins it, a manifest names durable generations only, each with its o
 stays without a manifest."""
 
 import signal
-from collections.abc import Iterator
 
 import pytest
 from support.offload_checkpoints import PINS, CheckpointKills
@@ -13,7 +12,8 @@ from support.offload_training import OPTIONS, VALUES, give_gradients, make_param
 
 from iobench.offload import AdamW
 
-_START = "iobench.writers.direct.engine.RingEngine._submit"
+pytestmark = pytest.mark.usefixtures("importing")
+_RING = "iobench.writers.direct.ring.PyuringRing.write"
 _SYNC = "iobench.offload.files.StateFile.sync"
 _WRITE = "iobench.offload.files.StateFile.write"
 _COMMIT = "iobench.offload.store.GenerationStore.commit"
@@ -33,9 +33,8 @@ _NAMED = [
 
 
 @pytest.fixture(scope="module")
-def kills() -> Iterator[OffloadKills]:
-    with OffloadKills.open() as opened:
-        yield opened
+def kills() -> OffloadKills:
+    return OffloadKills()
 
 
 def test_random_points(kills, tmp_path) -> None:
@@ -44,9 +43,7 @@ def test_random_points(kills, tmp_path) -> None:
 
 
 @pytest.mark.parametrize("action", ["full", "error"])
-@pytest.mark.parametrize(
-    "point", [f"{_SYNC}:before:8", f"{_WRITE}:before:3", f"{_START}:before:90"]
-)
+@pytest.mark.parametrize("point", [f"{_SYNC}:before:8", f"{_WRITE}:before:3", f"{_RING}:before:40"])
 def test_failures_reach_the_trainer(point, action, kills, tmp_path) -> None:
     """ENOSPC, or a bug, in a thread of the engine ends the training, and resume goes on."""
     code, reported = kills.run(tmp_path, f"{point}:{action}")
@@ -77,10 +74,9 @@ _CALLS = {
 
 
 @pytest.fixture(scope="module")
-def pinning() -> Iterator[CheckpointKills]:
+def pinning() -> CheckpointKills:
     CheckpointKills.calls = _CALLS
-    with CheckpointKills.open() as opened:
-        yield opened
+    return CheckpointKills()
 
 
 _PINNING = [

@@ -3,11 +3,7 @@
 import random
 import shutil
 import signal
-import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Self
 
 import torch
 
@@ -23,9 +19,10 @@ from support.offload_training import (
     snapshot,
     stock_snapshots,
 )
-from support.preloaded import Preloaded
+from support.preloaded import run_preloaded
 
 STEPS = 6
+_LIMIT_S = 65.0
 
 _OFFLOAD = "iobench.offload"
 CALLS = {
@@ -37,74 +34,46 @@ CALLS = {
 }
 """Functions that make one system call, or work on one chunk, and how often a run calls them."""
 
-_TRAINERS = """
-import io, os, sys
+_TRAINER = """
+import faulthandler, sys
 import torch
-import iobench.offload.optimizer
 from pathlib import Path
 from support.kill_points import arm
 from {module} import {trainer}
-from support.offload_training import stock_snapshots
 
+faulthandler.dump_traceback_later({limit_s} - 5)  # one that hangs prints its stacks
 torch.set_num_threads(1)
-stock_snapshots(1)  # torch imports more with the first step, which takes a second
-torch.save({{}}, io.BytesIO())
-for line in sys.stdin:
-    directory, steps, *points = line.split()
-    child = os.fork()  # before torch has threads
-    if not child:
-        import faulthandler
-        faulthandler.enable()
-        faulthandler.dump_traceback_later(60, exit=True)  # a child that hangs prints its stacks
-        options = {{"overlap": True}} if "overlap" in points else {{}}
-        for point in points:
-            if point != "overlap":
-                arm(point)
-        {trainer}(Path(directory), int(steps), **options)
-        os._exit(0)
-    _, status = os.waitpid(child, 0)
-    os.write(1, f"ended {{os.waitstatus_to_exitcode(status)}}\\n".encode())
+directory, steps, *points = sys.argv[1:]
+for point in points:
+    if point != "overlap":
+        arm(point)
+{trainer}(Path(directory), int(steps), overlap="overlap" in points)
 """
 
 
 class OffloadKills:
-    """Runs trainings of STEPS steps in children of one process that has imported torch."""
+    """Runs trainings of STEPS steps."""
 
     module, trainer = "support.offload_training", "train_and_report"
-    """The function that is called in the children, with a directory and the steps."""
+    """The function that a training calls, with a directory and the steps."""
     calls = CALLS
 
-    def __init__(self, trainers: Preloaded) -> None:
-        self._trainers = trainers
+    def __init__(self) -> None:
         before = torch.get_num_threads()
         torch.set_num_threads(1)
         self.expected: list[Snapshot] = stock_snapshots(STEPS)
         torch.set_num_threads(before)
         self.kills = self.finished = 0
 
-    @classmethod
-    @contextmanager
-    def open(cls) -> Iterator[Self]:
-        """Start the process, and end it."""
-        script = _TRAINERS.format(module=cls.module, trainer=cls.trainer)
-        with Preloaded(["-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as one:
-            yield cls(one)
-
     def run(self, directory: Path, *points: str) -> tuple[int, dict[str, int]]:
         """Train, or go on; return the exit code and what the trainer reported as durable.
 
         "overlap" in `points`: chunks are updated during backward.
         """
-        trainers = self._trainers
-        assert trainers.stdin is not None
-        assert trainers.stdout is not None
-        print(directory, STEPS, *points, file=trainers.stdin, flush=True)
-        lines = []
-        for line in trainers.stdout:
-            if line.startswith("ended"):
-                return int(line.split()[1]), reports(lines)
-            lines.append(line)
-        raise AssertionError("the trainers ended")
+        script = _TRAINER.format(limit_s=_LIMIT_S, module=self.module, trainer=self.trainer)
+        arguments = ["-c", script, directory, STEPS, *points]
+        done = run_preloaded(arguments, timeout=_LIMIT_S, stderr=None)
+        return done.returncode, reports(done.stdout.splitlines())
 
     def check(self, directory: Path, reported: dict[str, int]) -> int:
         """Compare what resume finds with the stock training; return its updates.
