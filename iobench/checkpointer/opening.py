@@ -29,7 +29,7 @@ from iobench.checkpointer.restoring import Restoring
 from iobench.errors import OptionError, UsageError
 from iobench.ranks.control import Control
 from iobench.ranks.world import AnyWorld, World
-from iobench.remote.local_tier import LocalTier, Placing
+from iobench.remote.local_tier import KeepUntilCopied, LocalTier, Placing
 from iobench.remote.placement import Placement
 from iobench.remote.remote import AnyTier, GivenTiers
 from iobench.remote.snapshot_memory import SnapshotMemory
@@ -195,7 +195,7 @@ class Opening:
             participant=options.participant,
         )
         users = options.keep or KeepAll()
-        keep = users if self.tier is None else self.tier.keeping(users)
+        keep = users if self.tier is None else users | KeepUntilCopied(self.tier)
         try:
             if given.memories:
                 snapshots = partial(SnapshotMemory, given.memories, ranks.world)

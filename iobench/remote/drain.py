@@ -129,7 +129,8 @@ class Drain:
         self._saving = self._failed_in_a_row = 0
         self._hurry_at_s = math.inf
         self._rates = rates
-        self._untidy = False
+        self.untidy = False
+        """Whether something unfinished may be in the remote tier, to be removed when it answers."""
         self._pid = os.getpid()
         self._thread = threading.Thread(target=self._run, name="iobench-drain", daemon=True)
 
@@ -191,10 +192,6 @@ class Drain:
         self.queue.put(entry)
         self._note("durable", entry, sent_bytes=size_bytes, elapsed_s=elapsed_s)
         self._rates.add(REMOTE, size_bytes, elapsed_s)
-
-    def tidy_later(self) -> None:
-        """Look for something unfinished in the remote tier, when it answers."""
-        self._untidy = True
 
     def placed(self, step: int, tier: str, why: str) -> None:
         """Record why a checkpoint was saved to `tier`."""
@@ -361,7 +358,7 @@ class Drain:
         except Exception:
             if self.queue.has(entry):
                 raise
-            self._untidy = True  # removed, saved anew or given up meanwhile
+            self.untidy = True  # removed, saved anew or given up meanwhile
         self._succeeded()
 
     def _succeeded(self) -> None:
@@ -378,11 +375,11 @@ class Drain:
             paused_s = self._limit.yielded_s - yielded_s
             self._copied(entry, sent, time.monotonic() - began_s - paused_s)
         else:
-            self._untidy = True  # removed, saved anew or given up meanwhile
+            self.untidy = True  # removed, saved anew or given up meanwhile
 
     def _local_failed(self, entry: Queued, error: LocalDamageError) -> None:
         """Settle a checkpoint whose local files are removed or damaged."""
-        self._untidy = True
+        self.untidy = True
         if not self._local.locate(entry.step).exists():
             self.queue.forget(entry.step, entry.serial)
         elif self.queue.move(entry, "failed", of=PENDING):
@@ -414,7 +411,7 @@ class Drain:
     def _events(self) -> list[DrainEvent]:
         """Return the events of saves, and of copies to this remote tier: another has others."""
         name = str(self.remote)
-        return [one for one in self.journal.events() if one.event == "saved" or one.remote == name]
+        return [one for one in self.journal.read()[0] if one.event == "saved" or one.remote == name]
 
     def _give_up_late(self) -> None:
         """Drop copies past the limit of the backlog, except that of the newest save."""
@@ -436,9 +433,9 @@ class Drain:
 
     def _tidy(self) -> None:
         """Remove unfinished copies that nothing waits for any more."""
-        if self._untidy:
+        if self.untidy:
             self.remote.tidy([one.step for one in self.queue.not_durable()])
-            self._untidy = False
+            self.untidy = False
 
     def settle_one(self) -> bool:
         """Wait until one checkpoint more is read back; False if that will not happen.
@@ -461,7 +458,7 @@ class Drain:
         return True
 
     def _supersede(self, entry: Queued, why: str) -> None:
-        self._untidy = self._untidy or entry.state == "draining"
+        self.untidy = self.untidy or entry.state == "draining"
         if self.queue.move(entry, "dropped", of=PENDING):
             self._note("dropped", entry, why=why)
 

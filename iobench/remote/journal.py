@@ -86,12 +86,8 @@ class DrainJournal:
     def __init__(self, directory: Path) -> None:
         self._path = directory / JOURNAL
 
-    def events(self) -> list[DrainEvent]:
-        """Return the events, oldest first. Raises TransferError, TargetError."""
-        return self.read()[0]
-
     def read(self) -> tuple[list[DrainEvent], int]:
-        """Return the events, and how many damaged lines there are between them.
+        """Return the events, oldest first, and how many damaged lines there are between them.
 
         Raises TransferError, and TargetError for a link and what is not a regular file.
         """

@@ -10,7 +10,7 @@ import shutil
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -43,16 +43,14 @@ from iobench.writers.image import Bytes, FileImage
 from iobench.writers.local.new_file import PART_SUFFIX
 
 
+@dataclass(frozen=True)
 class KeepUntilCopied(Retention):
-    """What `keep` keeps, and every checkpoint whose copy was not read back yet."""
+    """Keeps every checkpoint whose copy was not read back yet."""
 
-    def __init__(
-        self, keep: Retention, unsettled: Callable[[Mapping[int, float]], set[int]]
-    ) -> None:
-        self._keep, self._unsettled = keep, unsettled
+    tier: LocalTier
 
     def kept(self, created_s: Mapping[int, float]) -> set[int]:
-        return self._keep.kept(created_s) | self._unsettled(created_s)
+        return self.tier.drain.queue.unsettled(created_s)
 
 
 class LocalTier(DirectoryStore):
@@ -72,10 +70,6 @@ class LocalTier(DirectoryStore):
         self.remote.check(self.directory)
         self.rates = TierHistory()
         self.drain = Drain(self, self.remote, self.rates, ranks)
-
-    def keeping(self, keep: Retention) -> Retention:
-        """Return `keep`, which also keeps what is not in the remote tier yet."""
-        return KeepUntilCopied(keep, self.drain.queue.unsettled)
 
     def release(self) -> None:
         """End the drain and release the lock of the directory.
@@ -171,9 +165,13 @@ class LocalTier(DirectoryStore):
         entry = self.drain.queue.get(save.step)
         if save.status != "committed" or entry is None:
             return []
-        eta_s = self.drain.eta_s(save.step)
-        local = [Copy(tier=str(self), state="durable")] if entry.local else []
-        return [*local, entry.copy_in(str(self.remote), eta_s)]
+        remote = Copy(
+            tier=str(self.remote),
+            state=entry.state,
+            eta_s=self.drain.eta_s(save.step),
+            durable_at_s=entry.durable_at_s,
+        )
+        return [Copy(tier=str(self), state="durable"), remote] if entry.local else [remote]
 
 
 _LEAST_PROBE, _LARGEST_PROBE = 4 * MIB, 64 * MIB
@@ -229,7 +227,7 @@ class RemotePlace:
             return None
         tier, elapsed_s = self.tier, time.monotonic() - self._began_s
         tier.rates.add(REMOTE, self.size_bytes, elapsed_s, ok=False)
-        tier.drain.tidy_later()
+        tier.drain.untidy = True
         self.local.warning = (
             f"step {save.step} is written to {tier}, because {tier.remote} failed: {failure}"
         )

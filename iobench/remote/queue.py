@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
-from iobench.checkpoint.save import Copy, CopyState, Save
+from iobench.checkpoint.save import CopyState, Save
 
 NOT_DURABLE: tuple[CopyState, ...] = ("waiting", "draining")
 """States of a copy that is not in the remote tier and should be."""
@@ -54,10 +54,6 @@ class Queued:
     def is_there(self) -> bool:
         """Whether the remote tier has it, durable."""
         return self.state in _THERE
-
-    def copy_in(self, tier: str, eta_s: float | None = None) -> Copy:
-        """Return the copy in the remote tier, for `Save.copies`."""
-        return Copy(tier=tier, state=self.state, eta_s=eta_s, durable_at_s=self.durable_at_s)
 
 
 class DrainQueue:

@@ -33,7 +33,7 @@ def settled(ckpt: Any) -> bool:
 
 def events(directory: Path, event: str) -> list[DrainEvent]:
     """Return the events of one kind in the journal of `directory`."""
-    return [one for one in DrainJournal(directory).events() if one.event == event]
+    return [one for one in DrainJournal(directory).read()[0] if one.event == event]
 
 
 def names(directory: Path) -> set[str]:

@@ -162,7 +162,7 @@ def test_a_planted_name(plant: Any, tmp_path: Path) -> None:
     directory.mkdir()
     plant(directory / JOURNAL, victim)
     journal = DrainJournal(directory)
-    for act in (journal.events, journal.shorten, lambda: journal.add(_EVENTS[0])):
+    for act in (journal.read, journal.shorten, lambda: journal.add(_EVENTS[0])):
         with pytest.raises((TargetError, OSError), match=r"is a link|not a regular file|directory"):
             act()
     assert victim.read_text() == "precious\n"
