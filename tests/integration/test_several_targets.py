@@ -77,24 +77,20 @@ def test_a_directory_and_a_bucket(iobench_inside, tiny_path, target, tmp_path, s
 
 
 _BREAKING = """
-import fcntl, os, struct, sys
+import os, sys
 from iobench.cli import main
 from iobench.writers.buffered import BufferedWriter as Buffered
+from support.filesystems import shut_down
 
 def write_many(self, images, target, **options):
     if str(target).startswith(broken) and "step-1-" in str(target):
-        BREAK()
+        BREAK(broken)
     return real(self, images, target, **options)
 
-def fill():
+def fill(broken):
     with open(os.path.join(broken, "filler"), "ab") as filler:
         found = os.statvfs(broken)
         os.posix_fallocate(filler.fileno(), 0, max(found.f_bavail - 16, 1) * found.f_frsize)
-
-def shut_down():
-    fd = os.open(broken, os.O_RDONLY)
-    fcntl.ioctl(fd, 0x8004587D, struct.pack("I", 2))  # EXT4_IOC_SHUTDOWN: its device is gone
-    os.close(fd)
 
 broken = sys.argv.pop(1)
 real, Buffered.write_many = Buffered.write_many, write_many

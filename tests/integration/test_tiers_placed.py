@@ -145,24 +145,6 @@ def test_a_dead_remote_tier_is_left_at_once(local, remote, monkeypatch) -> None:
     assert [one.where for one in events(local, "placed")] == [LOCAL, LOCAL]
 
 
-def test_direct_saves_obey_the_remote_retention(local, remote) -> None:
-    """Like copies. A node with an empty directory restores them."""
-    tier = Remote(remote, keep=KeepLast(2))
-    with Checkpointer(local, tiers=[tier], placement=_options(goal="capacity")) as ckpt:
-        _open(ckpt)
-        for step in (1, 2, 3):
-            ckpt.save(state(step, _SMALL), step)
-    assert names(local) == set()
-    assert names(remote) == {"step-2", "step-3"}
-    shutil.rmtree(local)
-    with Checkpointer(local, tiers=[tier], placement=_options(goal="bandwidth")) as ckpt:
-        assert ckpt.load()["step"] == 3
-        _open(ckpt)
-        ckpt.save(state(4, _SMALL), 4)
-    assert load_checkpoint(remote)["step"] == 4
-    assert names(local) == {"step-4"}
-
-
 def test_a_dead_bucket_is_left_without_a_clean_up(local, rclone, monkeypatch) -> None:
     """Requests that abort and delete would have to time out too. The parts that were sent are used
     by the copy, and no upload is left."""
@@ -250,7 +232,8 @@ def test_a_direct_save_whose_manifest_is_in_doubt_is_taken_back(local, rclone, m
 
 
 def test_to_a_bucket(local, rclone) -> None:
-    """Direct saves and copies in one bucket, in turn; a restart goes back and replaces a step."""
+    """Direct saves and copies in one bucket, in turn, obey its retention. A restart goes back and
+    replaces a step. A node with an empty directory restores it."""
     target = f"{rclone.target}/run-{secrets.token_hex(4)}"
     tier = Remote(target, keep=KeepLast(2))
     with Checkpointer(local, tiers=[tier], placement=_options(goal="capacity")) as ckpt:
@@ -260,6 +243,8 @@ def test_to_a_bucket(local, rclone) -> None:
         assert ckpt.steps() == [2, 3]
         ckpt.load(2)
         ckpt.save({**state(3, _SMALL), "again": True}, 3)
+    assert names(local) == set()
+    shutil.rmtree(local)
     with Checkpointer(local, tiers=[tier], placement=_options(goal="bandwidth")) as ckpt:
         assert ckpt.load()["again"] is True
         ckpt.save(state(4, _SMALL), 4)

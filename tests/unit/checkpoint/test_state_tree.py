@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections import OrderedDict, defaultdict, namedtuple
+from collections import defaultdict, namedtuple
 from collections.abc import Callable
 from typing import Any
 
@@ -246,13 +246,3 @@ def test_a_state_that_holds_itself() -> None:
         flatten(state)
     shared = [1]
     assert _round_trip([shared, shared]) == [[1], [1]]
-
-
-def test_ordered_dicts_stay_ordered() -> None:
-    """OrderedDict keeps its type and attributes."""
-    made = OrderedDict([(2, "b"), (1, "a")])
-    made._metadata = {"": {"version": 1}}
-    found = _round_trip(made)
-    assert type(found) is OrderedDict
-    assert list(found) == [2, 1]
-    assert vars(found) == vars(made)

@@ -199,16 +199,6 @@ def _skip_unavailable(writer: str, directory: Path) -> None:
         pytest.skip(found.reason)
 
 
-def test_published(source: SourceFile, final: Path) -> None:
-    """It has its name, and its manifest."""
-    with source:
-        copy = _copy(final)
-        copy.send(source)
-        copy.publish(b"{}")
-    assert (final / _NAME).read_bytes() == _CONTENT
-    assert (final / "manifest.json").read_bytes() == b"{}"
-
-
 def test_a_copy_that_is_stopped(source: SourceFile, final: Path) -> None:
     """It ends before the next block; what it has sent stays."""
     copy = _copy(final)
