@@ -85,7 +85,6 @@ _PINNING = [
 ]
 
 
-@pytest.mark.usefixtures("kills", "pinning")  # started before descriptors are counted
 @pytest.mark.parametrize(
     ("trainer", "point"),
     [*(("kills", point) for point in _NAMED), *(("pinning", point) for point in _PINNING)],
