@@ -174,19 +174,22 @@ class FileWriter(PosixWriter):
         self._receive_files([OpenRead(fd, image.path, image, ranges)], meter)
 
     def _receive_files(self, reads: Sequence[OpenRead], meter: Meter) -> None:
-        threads = max(self._threads(one.image) for one in reads)
+        threads = self._threads(reads[0].image)  # of several, none is on a device
         if self._how.only is None and IoPath.DIRECT not in self._how.paths:
             threads = 1  # the kernel reads ahead only for a reader that goes in order
-        with contextlib.ExitStack() as opened:
-            files = []
+        files: list[_OpenFile] = []
+        try:
             for fd, path, image, ranges in reads:
                 with transfer_errors("reading", path):
-                    file = opened.enter_context(self._file(fd, path, writing=False))
+                    file = self._file(fd, path, writing=False)
                 files.append(_OpenFile(file, image, ranges))
-            if self.direct:  # through the page cache, the read needs the same free memory
-                ahead = [(one.image, one.ranges) for one in files]
-                opened.enter_context(faulted_ahead(ahead))
-            self._move(files, meter, writes=False, threads=threads)
+            # Through the page cache, the read needs the same free memory.
+            ahead = [(one.image, one.ranges) for one in reads] if self.direct else []
+            with faulted_ahead(ahead):
+                self._move(files, meter, writes=False, threads=threads)
+        finally:
+            for one in files:
+                one.file.close()
 
     def _move(
         self, files: Sequence[_OpenFile], meter: Meter, *, writes: bool, threads: int
@@ -251,8 +254,11 @@ class FileWriter(PosixWriter):
 
     def _shares_blocks(self, files: Sequence[FileRanges]) -> bool:
         """Whether to move `files` together: at least two are large, and all in host memory."""
-        sizes = (sum(stop - start for start, stop in ranges) for _, ranges in files)
-        large = sum(size > self._how.block_size for size in sizes)
+        block = self._how.block_size
+        large = sum(
+            image.size_bytes > block and sum(stop - start for start, stop in ranges) > block
+            for image, ranges in files
+        )
         on_device = any(image.on_device for image, _ in files)
         return large > 1 and IoPath.DIRECT in self._how.paths and not on_device
 
@@ -292,7 +298,9 @@ class FileWriter(PosixWriter):
             while batch := list(islice(images, TOGETHER)):
                 files = [one if isinstance(one, tuple) else _whole(one) for one in batch]
                 if self._shares_blocks(files):
-                    yield self._read_files(files, target)
+                    meter = Meter()
+                    size = self._read_files(files, target, meter)
+                    yield meter.transfer(self.name, "read", size, durable=True, files=len(files))
                 else:
                     yield one_by_one(batch, target)
 

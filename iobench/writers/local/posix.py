@@ -144,28 +144,32 @@ class PosixWriter(Writer):
         return self.read_ranges(image, target, [(start, stop)])
 
     def read_ranges(self, image: FileImage, target: str | Path, ranges: Ranges) -> Transfer:
-        return self._read_files([(image, ranges)], target)
+        meter = Meter()
+        with self._reachable(image, meter) as reachable:
+            size = self._read_files([(reachable, ranges)], target, meter)
+        return meter.transfer(self.name, "read", size, durable=True)
 
-    def _read_files(self, files: Sequence[FileRanges], target: str | Path) -> Transfer:
-        """Read ranges of files that are all open at once."""
-        meter, size = Meter(), 0
-        with contextlib.ExitStack() as opened:
-            reads = []
+    def _read_files(self, files: Sequence[FileRanges], target: str | Path, meter: Meter) -> int:
+        """Read ranges of files that are all open at once; return the bytes."""
+        fds: list[int] = []
+        reads: list[OpenRead] = []
+        size = 0
+        try:
             for image, ranges in files:
                 check_ranges(image, ranges)
-                wanted = [(start, stop) for start, stop in ranges if start < stop]
-                size += sum(stop - start for start, stop in wanted)
                 path = os.path.join(target, image.path)
-                with transfer_errors("reading", path):
-                    with meter.phase("open"):
-                        fd = open_source(path, image.size_bytes)
-                    opened.callback(os.close, fd)
-                if wanted:
-                    reachable = opened.enter_context(self._reachable(image, meter))
-                    reads.append(OpenRead(fd, path, reachable, wanted))
+                with transfer_errors("reading", path), meter.phase("open"):
+                    fd = open_source(path, image.size_bytes)
+                    fds.append(fd)
+                if wanted := [(start, stop) for start, stop in ranges if start < stop]:
+                    size += sum([stop - start for start, stop in wanted])
+                    reads.append(OpenRead(fd, path, image, wanted))
             if reads:
                 self._receive_files(reads, meter)
-        return meter.transfer(self.name, "read", size, durable=True, files=len(files))
+        finally:
+            for fd in fds:
+                os.close(fd)
+        return size
 
     def open(self, target: str | Path, size: int | None = None) -> BlockStream:
         meter = Meter()
