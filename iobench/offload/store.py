@@ -123,13 +123,10 @@ class GenerationStore:
 
     def close(self) -> None:
         """Close the files and release the lock. Waits for nothing."""
-        self._close_files()
-        self._directory_lock.release()
-
-    def _close_files(self) -> None:
         files, self._files = self._files, []
         for file in files:
             file.close()
+        self._directory_lock.release()
 
     # What exists.
 

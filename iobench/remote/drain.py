@@ -179,13 +179,6 @@ class Drain:
         self._note("saved", replace(entry, size_bytes=stored), elapsed_s=elapsed_s)
         self._rates.add(LOCAL, stored, elapsed_s)
 
-    def committed(self, save: Save, serial: int, *, direct: bool) -> None:
-        """Record a save of all ranks in another rank than 0, until rank 0 tells its state.
-
-        `direct`: it is durable in the remote tier, and not in the local one.
-        """
-        self.queue.learn(Queued.of(save, serial, direct=direct), newer=True)
-
     def sent_directly(self, save: Save, serial: int, size_bytes: int, elapsed_s: float) -> None:
         """Record a save that is durable in the remote tier, and not in the local one."""
         entry = Queued.of(save, serial, size_bytes=size_bytes, direct=True)
@@ -273,10 +266,6 @@ class Drain:
         if self._thread.ident is not None and threading.current_thread() is not self._thread:
             self._thread.join(_JOIN_S)
         return not self._thread.is_alive()
-
-    def join(self) -> None:
-        """Wait until the thread has ended."""
-        self._thread.join()
 
     def _must_yield(self) -> bool:
         if not self._saving:

@@ -134,7 +134,7 @@ class FileCopier:
             for part in shares(manifest.files, self.control.world.size)[1:]:
                 for file in part:
                     copy.check(file.path, file.size_bytes)
-        with self.remote.alone():  # no direct save of this step is written or begins meanwhile
+        with self.remote.alone:  # no direct save of this step is written or begins meanwhile
             # A copy that was given up on the way may have bytes of a later generation of the
             # optimizer: its pin is free then. One that is given up from here on is right, and may
             # replace what retention drops.
@@ -179,7 +179,7 @@ class FileCopier:
                 self._together(order, manifest.files, manifest.pinned)
             except (DataMismatchError, OSError) as damage:
                 raise LocalDamageError(str(damage)) from error
-            with remote.alone():
+            with remote.alone:
                 # False: it was a later save of this step, or the local files may be gone by now.
                 if not self.queue.move(entry, "waiting", of=["durable"]):
                     return False

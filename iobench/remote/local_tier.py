@@ -35,6 +35,7 @@ from iobench.remote.placement import (
     TierHistory,
     choose,
 )
+from iobench.remote.queue import Queued
 from iobench.remote.remote import Remote, RemoteTier
 from iobench.units import MIB, format_size
 from iobench.writers.base import Writer
@@ -90,7 +91,8 @@ class LocalTier(DirectoryStore):
         )
 
     def _release_later(self) -> None:
-        self.drain.join()
+        while not self.drain.stop():
+            pass
         super().release()
 
     @contextmanager
@@ -155,8 +157,11 @@ class LocalTier(DirectoryStore):
         self.rates.add(LOCAL, size_bytes, elapsed_s, ok=ok)
 
     def followed(self, save: Save, serial: int, *, direct: bool) -> None:
-        """Record a commit in another rank than 0; `direct`: it is in the remote tier."""
-        self.drain.committed(save, serial, direct=direct)
+        """Record a commit in another rank than 0, until that tells its state.
+
+        `direct`: it is durable in the remote tier, and not in the local one.
+        """
+        self.drain.queue.learn(Queued.of(save, serial, direct=direct), newer=True)
 
     def copies(self, save: Save) -> list[Copy]:
         """Return where the copies of `save` are, nearest first."""

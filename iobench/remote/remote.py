@@ -163,7 +163,8 @@ class RemoteTier:
         self.direct_writer = _another(self.writer)
         """For saves that go here directly: in a bucket with connections of its own."""
         self._ledger: Ledger | None = None
-        self._lock = threading.RLock()
+        self.alone = self._lock = threading.RLock()
+        """While a copy is published: no direct save is written, and none begins."""
 
     def __str__(self) -> str:
         return str(self.store)
@@ -275,12 +276,6 @@ class RemoteTier:
                 )
                 stack.enter_context(writer.client.time_limit.within(limit_s, late))
             yield writer
-
-    @contextmanager
-    def alone(self) -> Iterator[None]:
-        """Let direct saves wait in the body, which publishes a copy; one that is written ends."""
-        with self._lock:
-            yield
 
     def published(self, manifest: Manifest, waiting: Collection[int]) -> None:
         """Record a new checkpoint, then remove what retention drops and what it replaced."""

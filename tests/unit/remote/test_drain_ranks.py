@@ -90,7 +90,7 @@ def test_a_rank_follows_the_differences(tmp_path: Path) -> None:
     hub = _Hub()
     copier, follower = _copier(hub), _follower(hub, tmp_path)
     for step in (1, 2):
-        follower.drain.committed(_saved(step), step, direct=False)
+        follower.followed(_saved(step), step, direct=False)
     assert [one.state for one in follower.copies(_saved(1))] == ["durable", "waiting"]
     one, two = _queued(1, state="verified"), _queued(2, state="draining")
     copier.tell([two, one])
@@ -115,15 +115,15 @@ def test_a_direct_save_is_known_at_once(tmp_path: Path) -> None:
     hub, durable = _Hub(), list[int]()
     copier, follower = _copier(hub), _follower(hub, tmp_path)
     follower.drain.queue.on_durable = durable.append
-    follower.drain.committed(_saved(1), 1, direct=True)
+    follower.followed(_saved(1), 1, direct=True)
     copier.tell([_queued(1, state="durable", local=False)])
     copier.tell([_queued(1, state="verified", local=False), _queued(2, state="verified")])
     _hear(follower, hub.sent)
     assert [copy.state for copy in follower.copies(_saved(1))] == ["verified"]
     assert durable == [1, 2]
-    follower.drain.committed(_saved(2), 2, direct=False)  # what rank 0 has reported is newer
+    follower.followed(_saved(2), 2, direct=False)  # what rank 0 has reported is newer
     assert [copy.state for copy in follower.copies(_saved(2))] == ["durable", "verified"]
-    follower.drain.committed(_saved(2), 3, direct=False)  # saved anew
+    follower.followed(_saved(2), 3, direct=False)  # saved anew
     assert [copy.state for copy in follower.copies(_saved(2))] == ["durable", "waiting"]
 
 
