@@ -112,9 +112,9 @@ def test_stocks_is_read_by_us(tmp_path, name: str, monkeypatch) -> None:
     state = make_state()
     dcp.save(state, storage_writer=FileSystemWriter(tmp_path, thread_count=2), no_dist=True)
     assert_equal(loaded(StorageReader(tmp_path, name), state), state)
-    for at_once in (4096, 1 << 17):
+    for at_once, writer in ((4096, name), (1 << 17, make("odirect"))):
         monkeypatch.setattr(ours, "_AT_ONCE", at_once)
-        reader = StorageReader(tmp_path, make(name))
+        reader = StorageReader(tmp_path, writer)
         assert_equal(loaded(reader, state), state)
         assert len(reader.transfers) > 2
 

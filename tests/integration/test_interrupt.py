@@ -214,7 +214,7 @@ def read(self, *arguments):
     Lost()
     return real(self, *arguments)
 
-real, Buffered.read = Buffered.read, read
+real, Buffered.read_many = Buffered.read_many, read
 main.run()
 """
 
@@ -229,7 +229,8 @@ def test_an_interrupt_that_gets_lost(tiny_path, target, tmp_path) -> None:
         timeout=_PATIENCE_S,
         cwd=tmp_path,
     )
-    assert "Exception ignored in: <function Lost.__del__" in done.stderr
+    ignored = "Exception ignored (in:|while calling deallocator) <function Lost.__del__"  # 3.14's
+    assert re.search(ignored, done.stderr)
     assert done.stderr.endswith("iobench: interrupted; temporary files are removed\n")
     assert done.returncode == 130
     assert os.listdir(target) == []

@@ -84,7 +84,7 @@ def test_one_file_and_a_directory_without_an_index(model, tmp_path) -> None:
     (tmp_path / "b.txt").touch()
     for place in (tmp_path, tmp_path / "a.safetensors"):
         found, _ = iobench.safetensors.load_sharded(
-            place, dict.fromkeys(tensors, ...), writer="uring"
+            place, dict.fromkeys(tensors, ...), writer="odirect"
         )
         for name, tensor in tensors.items():
             assert torch.equal(found[name], tensor)

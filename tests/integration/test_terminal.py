@@ -168,7 +168,14 @@ def test_a_run_fits(monkeypatch) -> None:
     """A run's plan and its report."""
     monkeypatch.setattr(base, "settled", lambda *_: contextlib.nullcontext())
     common = ("run", "tiny.yaml", "--size", "full", "--no-fio", "--repeat", "1")
-    common += ("--numjobs", "1,2", "--restore-as", "same,subset=0.1", "--writer", "buffered,uring")
+    common += (
+        "--numjobs",
+        "1,2",
+        "--restore-as",
+        "same,subset=0.1",
+        "--writer",
+        "buffered,odirect",
+    )
     monkeypatch.setattr(planning, "expected_line", lambda _: "expected  about 5.1 s")
     (_, uncut), (_, plan) = (printed(*common, "--dry-run", columns=one) for one in (None, 80))
     waits = ("reading the workload and trying the writers ...", "probing the writers ...")

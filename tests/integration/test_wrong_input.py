@@ -61,7 +61,7 @@ CASES = {
     "run --target file:///tmp": "file:// is not known; give a directory, or s3://bucket/prefix",
     "run --rules mlpref": "unknown rules 'mlpref'; did you mean 'mlperf'?",
     "run --rules mlperf --repeat 3": "--repeat: --rules mlperf sets it; leave out --repeat",
-    "run --rules mlperf --writer odirect,uring --size 8MiB": "measures one writer in one target",
+    "run --rules mlperf --writer odirect,hybrid --size 8MiB": "measures one writer in one target",
     "autotune --objective speed": "--objective speed: choose save, restore",
     "autotune --max-time 10": "--max-time '10' has no unit",
     "autotune --max-time 0s": "--max-time must be above zero, and is 0s",
