@@ -18,6 +18,7 @@ from iobench.errors import UnavailableError
 from iobench.testing import content
 from iobench.units import KIB
 from iobench.writers import file_writer
+from iobench.writers.direct import engine as direct_engine
 from iobench.writers.direct import file as path_file
 from iobench.writers.direct.engine import BlockingEngine, RingEngine
 from iobench.writers.direct.file import (
@@ -387,6 +388,30 @@ def test_a_device_with_blocks_larger_than_a_page(
         ("direct", _BLOCK, _BLOCK + 4 * _PAGE),
         ("buffered", _BLOCK + 4 * _PAGE, _BLOCK + 5 * _PAGE),
     ]
+
+
+def test_direct_reads_are_tried_in_each_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One directory of a device may refuse what another takes: an encrypted one, for example."""
+    writer, data, pread = _writer(uring=False), content(4 * _BLOCK), path_file.pread_direct
+    image = FileImage.of("file", [np.empty_like(data)])
+    for name in ("takes", "refuses"):
+        writer.write(FileImage.of("file", [data]), tmp_path / name)
+
+    def some(fd: int, *given: Any) -> int:
+        if "/refuses/" in os.readlink(f"/proc/self/fd/{fd}"):
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return pread(fd, *given)
+
+    monkeypatch.setattr(path_file, "pread_direct", some)
+    monkeypatch.setattr(direct_engine, "pread_direct", some)
+    monkeypatch.setattr(PathFile, "held", lambda *_: set())
+    for name in ("takes", "refuses"):
+        image.views(0, len(data))[0][:] = 0
+        moved = writer.read(image, tmp_path / name)
+        assert image.views(0, len(data))[0].tobytes() == data.tobytes()
+    assert [one.wanted for one in moved.fallbacks] == ["direct"]
 
 
 def test_a_read_from_the_middle_of_a_large_sector(
