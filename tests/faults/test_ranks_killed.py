@@ -5,6 +5,7 @@ from support.nodes import open_nodes
 from support.rank_kills import RankKills
 from support.train_scripts import newest_checked
 
+pytestmark = pytest.mark.usefixtures("importing")
 _KILLS = 8  # of each seed; these seeds have every fault, at every moment
 
 
