@@ -36,7 +36,7 @@ from iobench.results import (
 )
 from iobench.units import KIB
 from iobench.writers.base import Source, Writer
-from iobench.writers.image import FileImage
+from iobench.writers.image import FileImage, Ranges
 from iobench.writers.transfer import Meter, PathCount, Transfer
 from support.one_by_one import OneByOne
 
@@ -194,6 +194,9 @@ class FromMemory(Liar):
         meter.count("buffered", stop - start)
         return meter.transfer(self.name, "read", stop - start, durable=True)
 
+    def read_ranges(self, *given: Any) -> Transfer:
+        return Writer.read_ranges(self, *given)
+
 
 class OtherDevice(Liar):
     name = "other-device"
@@ -211,8 +214,8 @@ class OtherDevice(Liar):
             os.posix_fadvise(copy.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         return done
 
-    def read(self, image: FileImage, target: str | Path, **how: Any) -> Transfer:
-        return super().read(image, self._copies.name, **how)
+    def read_ranges(self, image: FileImage, target: str | Path, ranges: Ranges) -> Transfer:
+        return super().read_ranges(image, self._copies.name, ranges)
 
 
 class Elsewhere(Liar):

@@ -8,13 +8,10 @@ from iobench.writers.transfer import Transfer
 
 
 class OneByOne(BufferedWriter):
-    """`buffered` that writes by `write` only, and reads by `read`."""
+    """`buffered` without a `write_many` and a `read_many` of its own."""
 
     def write_many(self, *given: Any, **how: Any) -> Transfer:
         return Writer.write_many(self, *given, **how)
 
     def read_many(self, *given: Any) -> Transfer:
         return Writer.read_many(self, *given)
-
-    def read_ranges(self, *given: Any) -> Transfer:
-        return Writer.read_ranges(self, *given)
