@@ -73,6 +73,7 @@ class StagedDirectory:
             name = glob.escape(self._hidden.name)
             remove_killed(self._hidden.parent, f"{name}.*{STAGING_SUFFIX}")
             self._own = OwnDirectory(self.root)
+            self._own.make()
             if self.final.is_dir():
                 self.path.mkdir(parents=True)
                 _take_after(self.final, self.path)

@@ -22,46 +22,57 @@ _CHANGED = {errno.ENOENT, errno.EEXIST, errno.ENOTEMPTY}
 
 
 class OwnDirectory:
-    """The new directory `root`, which belongs to this process until `remove`.
+    """The directory `root`, which belongs to this process from `make` until `remove`.
 
     A file in it is locked; the kernel releases the lock when the process ends. So `remove_killed`
     of another process removes what a killed one leaves. Where the file system has no locks it
-    stays. Raises OSError; then `root` does not exist.
+    stays.
     """
 
     def __init__(self, root: Path) -> None:
         self.root = root
         self._lock: DirectoryLock | None = None
+        self._others = False
+
+    def make(self) -> None:
+        """Create the directory. Raises OSError; then it does not exist, or another process has it.
+
+        After Ctrl-C anywhere in here, `remove` removes it.
+        """
         until_s = time.monotonic() + _PATIENCE_S
         while self._lock is None:
-            root.mkdir()
             try:
-                lock = DirectoryLock(root, "save")
-                try:
-                    lock.check()
-                except BaseException:
-                    lock.release()
-                    raise
+                self.root.mkdir()
+            except FileExistsError:
+                self._others = True
+                raise
+            try:
+                self._lock = DirectoryLock(self.root, "save")
+                self._lock.check()
             except (TargetError, TransferError) as error:
+                self._release()
                 if error.errno in _NO_LOCKS:
                     return
                 # Until it was locked, `remove_killed` took it for one that was left.
                 removed = error.errno in (None, errno.ENOENT)
-                while removed and os.path.lexists(root) and time.monotonic() < until_s:
+                while removed and os.path.lexists(self.root) and time.monotonic() < until_s:
                     time.sleep(0.001)
-                if not removed or os.path.lexists(root):
-                    _remove(root, None)
+                if not removed or os.path.lexists(self.root):
+                    _remove(self.root, None)
                     raise
-            else:
-                self._lock = lock
 
     def remove(self) -> None:
         """Remove the directory and its content, if it exists, the file of the lock last."""
         try:
-            _remove(self.root, self._lock)
+            if not self._others:
+                _remove(self.root, self._lock)
         finally:
-            if self._lock is not None:
-                self._lock.release()
+            self._release()
+
+    def _release(self) -> None:
+        lock, self._lock = self._lock, None
+        if lock is not None:
+            lock.release()
 
 
 def remove_killed(

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.tiers import until
 
 from iobench import Checkpointer, KeepLast, linux
 from iobench.errors import TransferError, UnavailableError
@@ -68,7 +69,8 @@ def test_disk_full(make, names, disk, fallocate, at, how) -> None:
     assert caught.value.filename == str(disk / "model")
     assert (disk / "model").read_bytes() == _OLD
     assert names(disk) == {"model", "filler"}
-    assert _free(disk) >= before - 64 * KIB  # what was taken is given back
+    # What was taken is given back, by the last one that holds the file: maybe the kernel's flusher.
+    until(lambda: _free(disk) >= before - 64 * KIB)
     (disk / "filler").unlink()
     save()
     assert (disk / "model").read_bytes() == data.tobytes()

@@ -99,11 +99,15 @@ def scratch_directory(target: Path) -> Iterator[Path]:
     """
     check_directory(target)
     name = f"{PREFIX}{os.geteuid()}-"
-    own: OwnDirectory | None = None
+    own = OwnDirectory(target / f"{name}{secrets.token_hex(6)}")
     try:
         try:
-            with deferred_interrupts():
-                own = _made(target / f"{name}{secrets.token_hex(6)}")
+            try:
+                own.make()
+            except OSError as error:
+                raise TargetError(
+                    f"--target {target}: cannot be written ({error.strerror or error})"
+                ) from error
             try:
                 remove_killed(target, f"{name}*", detach_mounts)
             except OSError as error:
@@ -117,18 +121,7 @@ def scratch_directory(target: Path) -> Iterator[Path]:
         _remove(own)  # again, for an interrupt just before the first call
 
 
-def _made(root: Path) -> OwnDirectory:
-    try:
-        return OwnDirectory(root)
-    except OSError as error:
-        raise TargetError(
-            f"--target {root.parent}: cannot be written ({error.strerror or error})"
-        ) from error
-
-
-def _remove(own: OwnDirectory | None) -> None:
-    if own is None:
-        return
+def _remove(own: OwnDirectory) -> None:
     with (
         transfer_errors("the next run removes what is left; removing", own.root),
         deferred_interrupts(),

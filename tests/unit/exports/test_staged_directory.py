@@ -18,7 +18,7 @@ from iobench.errors import TransferError, UsageError
 from iobench.exports import staged_directory
 from iobench.exports.staged_directory import StagedDirectory
 from iobench.writers.local import new_file
-from iobench.writers.local.directory_lock import LOCK
+from iobench.writers.local.directory_lock import LOCK, DirectoryLock
 
 
 def write(staged: StagedDirectory, text: str, *names: str) -> None:
@@ -306,6 +306,36 @@ def test_killed_while_a_directory_is_removed(
         ".final.1111.iobench-staging",
         "final",
     ]
+
+
+@pytest.mark.parametrize("method", ["__init__", "check"])
+def test_an_interrupt_while_it_begins(
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C just after the hidden directory is made, or just after it is locked."""
+    real = getattr(DirectoryLock, method)
+
+    def interrupted(*given: object) -> None:
+        real(*given)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(DirectoryLock, method, interrupted)
+    staged = StagedDirectory(tmp_path / "out")
+    with pytest.raises(KeyboardInterrupt):
+        staged.begin()
+    staged.discard()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_hidden_directory_of_another_process(tmp_path: Path) -> None:
+    """It is not removed by the process that did not make it."""
+    first, second = (StagedDirectory(tmp_path / "out", token="same") for _ in range(2))
+    first.begin()
+    with pytest.raises(TransferError, match="exists"):
+        second.begin()
+    second.discard()
+    assert first.root.is_dir()
+    first.discard()
 
 
 @pytest.mark.parametrize("there", [True, False])
