@@ -11,13 +11,15 @@ _TESTS = str(Path(__file__).parents[1])
 
 
 _USER = """
-import os, pathlib, sys
+import os, pathlib, sys, time
 from support.nodes import open_nodes
 with open_nodes(2, directory=pathlib.Path(sys.argv[1])) as nodes:
     shell = ["sh", "-c", "setsid sleep 60 & echo ready; exec sleep 60"]
     process = nodes[1].start("os:execvp", "sh", shell)
     process.wait_for("ready", 30)
-    print(nodes[0].pid, nodes[1].pid, *nodes[1].running(), flush=True)
+    while len(found := nodes[1].running()) < 2:  # one that becomes another program is not seen
+        time.sleep(0.01)
+    print(nodes[0].pid, nodes[1].pid, *found, flush=True)
     sys.stdin.read()
     1 / int(sys.argv[2])
 """
