@@ -72,13 +72,18 @@ def measure_rates(plan: Plan) -> Rates:
     For planning only. Assumes that fio's jobs are as fast as the fastest contender, that a process
     in the background takes half of the rate, that several processes together reach the rate of one
     process, and that files of every shape reach the rate of this file.
+
+    The contenders are copies: the blocks that a writer keeps count as memory of its first save.
     """
     variants, subsets = plan.variants_with_twins, plan.axes.subsets
+    copies, _ = choose(",".join(one.label for one in plan.contenders))
+    copy_of = dict(zip(plan.contenders, copies, strict=True))
     steps, s_per_byte, fastest = 0, 0.0, 0.0
     for value, target in plan.by_location.items():
         here = [one for one in variants if one.target == value]
         contenders = list(dict.fromkeys(one.contender for one in here))
-        probed = dict(zip(contenders, _probe(contenders, target), strict=True))
+        rates = _probe([copy_of[one] for one in contenders], target)
+        probed = dict(zip(contenders, rates, strict=True))
         for one in here:
             save, restore = (rate / (2 if one.background else 1) for rate in probed[one.contender])
             restored = one.numjobs * sum(map(share_of, subsets))

@@ -12,6 +12,7 @@ import pytest
 
 from iobench.bench.choose import choose
 from iobench.bench.contenders.base import WriterContender
+from iobench.bench.planning import make_plan, measure_rates
 from iobench.bench.processes.job import OperationMemory
 from iobench.bench.trial import Trial
 from iobench.environment import memory as process_memory
@@ -128,6 +129,17 @@ def test_staging_blocks_count_in_every_repetition(
             assert sample.memory is not None
             assert sample.memory.process_bytes is not None
             assert sample.memory.process_bytes >= MIB
+
+
+def test_probes_for_the_size_leave_the_blocks_to_the_first_save(tmp_path: Path, idle: Any) -> None:
+    """What the writers of a run keep from its planning would count for none of their operations."""
+    plan = make_plan(workload="llama7b", writers="odirect", target=tmp_path, size="64MiB")
+    measure_rates(plan)
+    sample = make_trial(plan.contenders[0], plan.workload, tmp_path, idle).save()
+    assert sample is not None
+    assert sample.memory is not None
+    assert sample.memory.process_bytes is not None
+    assert sample.memory.process_bytes >= 16 * MIB
 
 
 def test_a_contender_that_stores_nothing_has_no_page_cache(
