@@ -20,7 +20,6 @@ from iobench.writers.base import StoredObjects, Writer
 from iobench.writers.image import FileImage
 from iobench.writers.removal import remove_all, warn_of
 from iobench.writers.s3 import S3Writer
-from iobench.writers.s3_store.connection import leaves_failed
 from iobench.writers.s3_store.target import S3Target
 
 SERIAL = "serial-"
@@ -41,6 +40,7 @@ class StagedObjects:
     def __init__(self, final: str, writer: Writer, *, serial: int | None = None) -> None:
         self.directory = final
         self._writer, self._serial = writer, serial
+        self._limit = writer.client.time_limit if isinstance(writer, S3Writer) else None
         prefix = S3Target.parse(final)
         self._prefix, self._objects = prefix, writer.objects(final)
         self._manifest = prefix.below(MANIFEST).key
@@ -63,7 +63,7 @@ class StagedObjects:
         A time limit of the writer ends here: whether the manifest is visible must be known. Raises
         TransferError, also if the limit has passed; then there is no checkpoint.
         """
-        if isinstance(self._writer, S3Writer) and not self._writer.client.time_limit.lift():
+        if self._limit is not None and not self._limit.lift():
             raise TransferError(f"{self.directory}: the time limit has passed")
         self._may_be_visible = True
         if self._serial is not None:
@@ -72,7 +72,8 @@ class StagedObjects:
         self.published = True
 
     def __exit__(self, _: object, error: BaseException | None, trace: object) -> None:
-        if self.published or (leaves_failed() and not self._may_be_visible):
+        leaves = self._limit is not None and self._limit.leaves_failed
+        if self.published or (leaves and not self._may_be_visible):
             return
         try:
             # The manifest first: without it the other files are not a checkpoint. It may exist even

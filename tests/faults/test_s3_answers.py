@@ -1,4 +1,4 @@
-"""Answers that are not the store's, or that come too slowly: a transfer error, never damage."""
+"""Answers that are not the store's: a transfer error, never damage."""
 
 import contextlib
 import errno
@@ -7,19 +7,18 @@ import threading
 import pytest
 import torch
 from support.forked import in_child
-from support.scripted_s3 import Fault, answer, etag
+from support.scripted_s3 import answer, etag
 
 from iobench import Checkpointer, load_checkpoint
 from iobench.errors import DataMismatchError, TransferError, UnavailableError
 from iobench.formats import safetensors, torch_file
 from iobench.testing import content
-from iobench.units import KIB, MIB
+from iobench.units import MIB
 from iobench.writers.blocks.workers import Blocks
 from iobench.writers.image import FileImage
 from iobench.writers.s3 import S3Writer
-from iobench.writers.s3_store import client, connection
+from iobench.writers.s3_store import client
 from iobench.writers.s3_store.errors import require_fields
-from iobench.writers.transfer import Meter
 
 _TARGET = "s3://bucket/run"
 _STATE = {"w": torch.arange(1000.0), "b": torch.ones(3)}
@@ -146,131 +145,6 @@ def test_an_object_without_an_etag(server, writer) -> None:
     server.fail("get", page, times=99)
     with pytest.raises(TransferError, match="no Content-Range and an unknown number of bytes"):
         writer.read(image, _TARGET)
-
-
-def _trickles(handler, _) -> None:
-    """One byte at a time, each well before the timeout of a receive."""
-    data = handler.data
-    start, end = handler.asked()
-    handler.send_response(206)
-    handler.send_header("Content-Length", str(end + 1 - start))
-    handler.send_header("ETag", etag(data))
-    handler.send_header("Content-Range", f"bytes {start}-{end}/{len(data)}")
-    handler.end_headers()
-    for at in range(start, end + 1):
-        handler.wfile.write(data[at : at + 1])
-        handler.wfile.flush()
-        if handler.script.released.wait(0.01):
-            return
-
-
-def test_a_body_that_trickles(server) -> None:
-    """A rate below the floor is a timeout: the rest is requested again, up to a limit."""
-    writer = S3Writer(
-        endpoint_url=server.endpoint_url,
-        addressing_style="path",
-        max_attempts=2,
-        read_timeout_s=0.2,
-    )
-    data = content(MIB)
-    server.objects["run/model"] = data.tobytes()
-    image = FileImage.of("model", [bytearray(MIB)])
-    server.fail("get", _trickles)
-    assert writer.read(image, _TARGET).retries == 1
-    assert image.views(0, MIB)[0].tobytes() == data.tobytes()
-    server.fail("get", _trickles, times=99)
-    with pytest.raises(TransferError, match="less than 1 KiB/s"):
-        writer.read(image, _TARGET)
-    writer.client.close()
-
-
-def _drips(part: str) -> Fault:
-    """A fault: a header or a body that arrives one byte at a time, without an end."""
-
-    def fault(handler, _) -> None:
-        handler.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/xml\r\n")
-        if part == "body":
-            handler.wfile.write(b"Content-Length: 100000\r\n\r\n<?xml version='1.0'?>")
-        with contextlib.suppress(OSError):  # the client has given up
-            while not handler.script.released.wait(0.005):
-                handler.wfile.write(b" ")
-                handler.wfile.flush()
-        handler.close_connection = True
-
-    return fault
-
-
-_CONTROL = {
-    "list": lambda s3, where: s3.list_objects_v2(Bucket=where["Bucket"]),
-    "head": lambda s3, where: s3.head_object(**where),
-    "create": lambda s3, where: s3.create_multipart_upload(**where),
-    "complete": lambda s3, where: s3.complete_multipart_upload(**where, UploadId="1"),
-    "remove": lambda s3, where: s3.delete_objects(
-        Bucket=where["Bucket"], Delete={"Objects": [{"Key": where["Key"]}]}
-    ),
-    "put": lambda s3, where: s3.put_object(**where, Body=b"x"),
-    "delete": lambda s3, where: s3.delete_object(**where),
-}
-
-
-@pytest.mark.parametrize(
-    ("operation", "part"),
-    [(name, "header") for name in _CONTROL]
-    + [(name, "body") for name in ("list", "create", "complete", "remove", "put")],
-)
-def test_control_answers_that_trickle(server, monkeypatch, operation, part) -> None:
-    """Every answer has the floor, also in its header, and on a reused connection."""
-    made = connection._Answer
-    # Far below the timeout of a receive.
-    monkeypatch.setattr(connection, "_Answer", lambda raw, _: made(raw, 0.05))
-    writer = S3Writer(endpoint_url=server.endpoint_url, addressing_style="path", max_attempts=1)
-    where = {"Bucket": "bucket", "Key": "run/model"}
-    server.objects["run/model"] = b"x"
-
-    def call(name: str) -> None:
-        writer.client.call(
-            lambda s3: _CONTROL[name](s3, where), Meter(), doing="asking", where=_TARGET
-        )
-
-    for _ in range(2):
-        server.fail(operation, _drips(part))
-        with pytest.raises(TransferError, match="less than 1 KiB/s"):
-            call(operation)
-        server.objects["run/model"] = b"x"
-        call("head")
-    writer.client.close()
-
-
-def test_a_completion_may_take_minutes(server, monkeypatch) -> None:
-    """S3 sends spaces during that time: only this answer has a longer window, on the same
-    connection."""
-    windows: list[float] = []
-    made = connection._Answer
-
-    def noted(raw, window_s: float) -> connection._Answer:
-        windows.append(window_s)
-        return made(raw, window_s)
-
-    monkeypatch.setattr(connection, "_Answer", noted)
-    writer = S3Writer(endpoint_url=server.endpoint_url, addressing_style="path")
-    s3, where = writer.client.boto3, {"Bucket": "bucket", "Key": "run/model"}
-    upload = s3.create_multipart_upload(**where)["UploadId"]
-    s3.complete_multipart_upload(**where, UploadId=upload)
-    s3.head_object(**where)
-    assert windows == [60.0, 900.0, 60.0]
-    writer.client.close()
-
-
-def test_the_floor_on_the_rate() -> None:
-    """With a fake clock: from the first byte on, in windows, and never before the end of a
-    window."""
-    answer = connection._Answer(None, 10.0)
-    answer._arrived(1, 100.0)  # however late the first byte is
-    answer._arrived(1, 109.9)
-    answer._arrived(10 * KIB - 2, 110.0)  # just enough, and a new window begins
-    answer._arrived(10 * KIB, 119.9)
-    with pytest.raises(connection.SlowAnswerError, match=r"10240 bytes arrived in 10\.1 s"):
-        answer._arrived(0, 120.1)
 
 
 def test_a_forked_child_has_connections_of_its_own(server) -> None:

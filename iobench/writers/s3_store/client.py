@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 from iobench.errors import OptionError, TransferError, UnavailableError
 from iobench.units import MIB
 from iobench.writers.options import WriterOptions, option
-from iobench.writers.s3_store.connection import TimeLimit, guard_connections
+from iobench.writers.s3_store.connection import TimeLimit, limit_connections
 from iobench.writers.s3_store.errors import (
     CorruptedError,
     explain,
@@ -62,11 +62,7 @@ class S3Options(WriterOptions):
         10.0, unit="seconds", low=0.1, high=600, help="limit for connecting to the endpoint"
     )
     read_timeout_s: float = option(
-        60.0,
-        unit="seconds",
-        low=0.1,
-        high=3600,
-        help="limit for an endpoint that sends nothing, or less than 1KiB/s",
+        60.0, unit="seconds", low=0.1, high=3600, help="limit for an endpoint that sends nothing"
     )
 
     def __post_init__(self) -> None:
@@ -265,7 +261,7 @@ class S3Client:
                 f"boto3 makes no client ({text}).",
                 "Check the AWS_* variables and the writer's options.",
             ) from None
-        guard_connections(made, self.time_limit, options.read_timeout_s)
+        limit_connections(made, self.time_limit)
         _sign_in_python(made)
         if _has_secret(str(made.meta.endpoint_url)):
             made.close()

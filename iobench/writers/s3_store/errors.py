@@ -17,7 +17,6 @@ from iobench.errors import (
     TransferError,
     UnavailableError,
 )
-from iobench.writers.s3_store.connection import SlowAnswerError
 
 _BROKEN = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)
 _CUT = "UNEXPECTED_EOF_WHILE_READING"  # OpenSSL 3: not always an SSLEOFError
@@ -246,9 +245,7 @@ def _answered(error: Exception, code: str, doing: str, where: object) -> Excepti
 def _broke(error: Exception, kind: str, doing: str, where: object) -> TransferError:
     inner = error.__cause__ or error.__context__
     number = getattr(error, "errno", None) or getattr(inner, "errno", None)
-    # urllib3 says "timed out" for it, as for silence.
-    slow = next((one for one in _chain(error) if isinstance(one, SlowAnswerError)), None)
-    text = without_login(" ".join(str(slow or error).split())) or type(error).__name__
+    text = without_login(" ".join(str(error).split())) or type(error).__name__
     if kind in ("EndpointConnectionError", "ConnectTimeoutError", "ProxyConnectionError"):
         number = number or errno.ECONNREFUSED
         text += "; check endpoint_url (AWS_ENDPOINT_URL_S3), the network and the proxy settings"

@@ -12,7 +12,6 @@ from typing import Any
 from iobench.errors import IobenchError, TransferError
 from iobench.writers.image import Bytes
 from iobench.writers.s3_store.client import S3Client
-from iobench.writers.s3_store.connection import leaves_failed
 from iobench.writers.s3_store.errors import (
     CorruptedError,
     code_of,
@@ -166,7 +165,7 @@ class S3Upload:
 
     def fail(self) -> None:
         """End after an error: `leave` inside `TimeLimit.within`, else `abort`. Never raises."""
-        if leaves_failed():
+        if self._client.time_limit.leaves_failed:
             self.leave()
         else:
             self.abort()
