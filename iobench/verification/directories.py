@@ -6,7 +6,7 @@ import posixpath
 import re
 from collections import defaultdict
 from collections.abc import Iterable
-from itertools import accumulate
+from itertools import accumulate, product
 
 from iobench.checkpoint.manifest import MANIFEST, FileRecord, Manifest, step_of
 from iobench.errors import DataMismatchError, TransferError
@@ -23,9 +23,8 @@ _TOKENIZERS = (
     *("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt"),
     *("spiece.model", "sentencepiece.bpe.model", "tekken.json"),
 )
-_DEEPSPEED_MODEL, _DEEPSPEED_STATE = (
-    re.compile(r"mp_rank_(\d+)_model_states\.pt"),
-    re.compile(r"(?:bf16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_(optim|model)_states\.pt"),
+_DEEPSPEED = re.compile(
+    r"(?:((?:bf16_)?zero_pp_rank_)(\d+)_)?mp_rank_(\d+)_(optim|model)_states\.pt"
 )
 _POINTERS = {"latest": "{}", "latest_checkpointed_iteration.txt": "iter_{:0>7}"}
 """Files of DeepSpeed and Megatron that name the newest checkpoint of their directory."""
@@ -218,31 +217,22 @@ def _check_shards(inventory: VerifyInventory, folder: str, names: Iterable[str])
 
 def _check_ranks(inventory: VerifyInventory, folder: str, names: Iterable[str]) -> None:
     """Ranks of DeepSpeed are numbered from 0; each has a file for every model part."""
-    states: dict[str, dict[tuple[int, int], str]] = defaultdict(dict)
-    models = set()
+    found: dict[tuple[str, str], set[tuple[int, int]]] = defaultdict(set)
     for name in names:
-        if match := _DEEPSPEED_STATE.fullmatch(name):
-            states[match[3]][int(match[1]), int(match[2])] = name
-        elif match := _DEEPSPEED_MODEL.fullmatch(name):
-            models.add(int(match[1]))
-    if not states and not models:
+        if match := _DEEPSPEED.fullmatch(name):
+            found[match[1] or "", match[4]].add((int(match[2] or 0), int(match[3])))
+    if not found:
         return
     inventory.found("DeepSpeed")
-    for kind, files in states.items():
-        ranks = range(max(rank for rank, _ in files) + 1)
-        parts = range(max(*(part for _, part in files), *models, 0, 0) + 1)
-        example = next(iter(files.values()))
-        for rank in ranks:
-            for part in parts:
-                if (rank, part) not in files:
-                    path = re.sub(
-                        r"rank_\d+_mp_rank_\d+", f"rank_{rank}_mp_rank_{part:02}", example
-                    )
-                    inventory.error(_in(folder, path), f"is missing among the {kind} states")
-    for part in sorted({*range(max(models, default=-1) + 1)} - models):
-        inventory.error(_in(folder, f"mp_rank_{part:02}_model_states.pt"), "is missing")
-    if not models and "model" not in states:
-        inventory.error(_in(folder, "mp_rank_00_model_states.pt"), "is missing")
+    parts = range(max(part for held in found.values() for _, part in held) + 1)
+    if all(kind != "model" for _, kind in found):
+        found["", "model"] = set()
+    for (start, kind), held in found.items():
+        ranks = range(max((rank for rank, _ in held), default=0) + 1)
+        for rank, part in sorted({*product(ranks, parts)} - held):
+            whose = f"{start}{rank}_" if start else ""
+            path = _in(folder, f"{whose}mp_rank_{part:02}_{kind}_states.pt")
+            inventory.error(path, f"is missing among the {kind} states")
 
 
 def _check_pointer(inventory: VerifyInventory, path: str, form: str) -> None:

@@ -114,7 +114,7 @@ def _contents(path: str, inventory: VerifyInventory) -> tuple[FileFormat, list[T
     suffix = path.rpartition(".")[2]
     known: dict[str, FileFormat] = {"safetensors": "safetensors", "distcp": "dcp"}
     file_format = known.get(suffix, "torch")
-    tensors = list(_tensors(listed.parts, file_format))
+    tensors = list(_tensors(listed.in_order(), file_format))
     if file_format != "dcp":
         rest = inventory.sizes[path] - file_of(path, file_format, tensors, 0).size_bytes
         if rest > _BETWEEN + _HEADER * len(tensors):
@@ -169,13 +169,9 @@ def _like(name: str, labels: Mapping[str, str]) -> str:
 def _tensors(
     parts: Iterable[tuple[ListedTensor, TensorPart]], file_format: FileFormat
 ) -> Iterator[TensorSpec]:
-    """Yield the tensors of a file in the order of their bytes, without views of others' bytes."""
+    """Yield the tensors of a file."""
     taken: set[str] = {_REST}
-    end = 0
-    for tensor, part in sorted(parts, key=lambda one: (one[1].start, -one[1].stop)):
-        if part.start < min(end, part.stop):
-            continue
-        end = max(end, part.stop)
+    for tensor, part in parts:
         name = tensor.name
         if file_format == "torch":  # a path through dicts, whose parts of digits are numbers
             name = name.replace("/", ".")

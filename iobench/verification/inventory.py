@@ -11,7 +11,7 @@ import errno
 import io
 import os
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -237,6 +237,14 @@ class ListedFile:
     layers: list[list[CheckedRange]] = field(default_factory=list)
     parts: list[tuple[ListedTensor, TensorPart]] = field(default_factory=list)
     """The parts of tensors in this file, in any order."""
+
+    def in_order(self) -> Iterator[tuple[ListedTensor, TensorPart]]:
+        """Yield the parts in the order of their bytes, without views of others' bytes."""
+        end = 0
+        for tensor, part in sorted(self.parts, key=lambda one: (one[1].start, -one[1].stop)):
+            if part.start >= min(end, part.stop):
+                end = max(end, part.stop)
+                yield tensor, part
 
     @property
     def proved_bytes(self) -> int:

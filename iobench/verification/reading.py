@@ -283,11 +283,9 @@ class ValueCounts:
         self.inf: Counter[tuple[str, str]] = Counter()
         self._nonzero: dict[int, bool] = {}  # by tensor, which may have several parts
 
-    def layers(self, path: str, file: ListedFile) -> list[Layer]:
-        """Return layers that count the values of a file; those of tied tensors once."""
-        left = sorted({part[:3]: tensor.name for tensor, part in file.parts}.items())
+    def layer(self, path: str, file: ListedFile) -> Layer:
+        """Return the layer that counts the values of a file; bytes of two tensors count once."""
         tensors = {tensor.name: tensor for tensor, _ in file.parts}
-        layers: list[Layer] = []
 
         def begin(one: CheckedRange) -> _Running:
             return _Running(tensors[one.name].dtype)
@@ -295,17 +293,8 @@ class ValueCounts:
         def end(one: CheckedRange, found: _Running) -> None:
             self.note(path, tensors[one.name], found)
 
-        while left:
-            chosen, rest, reached = list[CheckedRange](), [], 0
-            for key, name in left:
-                if key[1] >= reached:
-                    chosen.append(CheckedRange(key[1], key[2], name))
-                    reached = key[2]
-                else:
-                    rest.append((key, name))
-            layers.append(Layer(chosen, begin, end))
-            left = rest
-        return layers
+        ranges = (CheckedRange(part.start, part.stop, one.name) for one, part in file.in_order())
+        return Layer(ranges, begin, end)
 
     def count(self, path: str, tensor: ListedTensor, data: Bytes) -> None:
         running = _Running(tensor.dtype)

@@ -78,7 +78,7 @@ def verify(
         )
 
     def more(name: str, file: ListedFile) -> list[Layer]:
-        layers = counts.layers(name, file) if values else []
+        layers = [counts.layer(name, file)] if values else []
         if record:
             recorded[name] = _Recorder(name, file)
             layers.append(recorded[name])
@@ -142,8 +142,8 @@ class _Recorder(Layer):
 
     def __init__(self, path: str, file: ListedFile) -> None:
         ranges, end = [], 0
-        for tensor, part in sorted(file.parts, key=lambda one: one[1].start):
-            if part.strides is None and end <= part.start < part.stop:
+        for tensor, part in file.in_order():
+            if part.start < part.stop:
                 if end < part.start:
                     ranges.append(CheckedRange(end, part.start, ""))
                 ranges.append(CheckedRange(part.start, part.stop, tensor.name))
