@@ -1,6 +1,6 @@
 """Axes: the values that a run varies besides the contenders. Variant: a contender at one point.
 
-`subsets` (how to restore) is not part of a variant: each save is restored with every subset.
+`restores` (all tensors, or slices) is not part of a variant: each save is restored in every way.
 
 To add an axis, change four files of the package:
 
@@ -24,7 +24,6 @@ from itertools import product
 from typing import Any, Self, TypeVar, cast
 
 from iobench.bench.contenders.base import Contender
-from iobench.bench.data import subset
 from iobench.bench.data.sliced_files import ALL, OFF, Sliced
 from iobench.errors import OptionError
 from iobench.ranks.restore_plan import RestoreMode, check_restore_mode
@@ -32,6 +31,7 @@ from iobench.results.setting import AxisValues, Setting
 from iobench.workloads.reshape import Shape
 
 _MOST_JOBS = 256
+_MOST_TP = 1024
 _SAME = "same"
 _NONE, _RESTORE = "none", "restore"
 
@@ -56,8 +56,8 @@ class Variant:
     slices: str | None = None
     background: str | None = None
 
-    def setting(self, restored: float | None = None) -> Setting:
-        """Return the setting for a record; `restored` is the part of the bytes that is restored.
+    def setting(self, tp: int | None = None) -> Setting:
+        """Return the setting for a record; with `tp`, of a restore by one of so many ranks.
 
         Peers have a format of their own, so their `format` is None.
         """
@@ -65,7 +65,7 @@ class Variant:
         axes = AxisValues(
             format=None if self.contender.is_peer else self.shape.serializer,
             granularity=None if granularity is None else str(granularity),
-            restore_as=None if restored is None else subset.text_of(restored),
+            restore_as=restore_text(tp),
             numjobs=self.numjobs,
             target=self.target,
             restore_mode=self.restore_mode,
@@ -107,8 +107,9 @@ class Variant:
 class Axes:
     """The values of each axis, in the order given; by default one value for each.
 
-    `shapes` are the combinations of serializers and granularities. `subsets` are the parts of the
-    bytes that are restored (None for all). `numjobs` are the numbers of concurrent processes.
+    `shapes` are the combinations of serializers and granularities. `restores` are
+    numbers of tensor parallel ranks, one of which restores its slices (None: everything).
+    `numjobs` are the numbers of concurrent processes.
     `targets` are the locations of several targets, or None for the one target of a run.
     `restore_modes`: with one, all ranks are replicas of the first one and restore its files.
     `slices`: with one, all processes are replicas and save these files once. `backgrounds`: what
@@ -117,7 +118,7 @@ class Axes:
     """
 
     shapes: tuple[Shape, ...] = (Shape(),)
-    subsets: tuple[float | None, ...] = (None,)
+    restores: tuple[int | None, ...] = (None,)
     numjobs: tuple[int, ...] = (1,)
     targets: tuple[str | None, ...] = (None,)
     restore_modes: tuple[RestoreMode | None, ...] = (None,)
@@ -147,7 +148,7 @@ class Axes:
         )
         return cls(
             shapes=tuple(Shape.parse(*one) for one in shapes),
-            subsets=tuple(_values("--restore-as", restore_as, subset.parse)),
+            restores=tuple(_values("--restore-as", restore_as, _tp)),
             numjobs=tuple(_values("--numjobs", numjobs, _jobs)),
             restore_modes=(None,)
             if restore_mode is None
@@ -187,8 +188,7 @@ class Axes:
         if not one.is_peer or (alone and slices is None):
             return True
         # Of slices of tensors every contender allocates the memory.
-        cut = all(map(subset.ranks_of, self.subsets))
-        return cut and slices in (None, OFF) and (alone or mode == one.restore_mode)
+        return all(self.restores) and slices in (None, OFF) and (alone or mode == one.restore_mode)
 
     @property
     def earlier(self) -> int:
@@ -221,9 +221,7 @@ class Axes:
             "granularities": list(
                 dict.fromkeys(shape.granularity and str(shape.granularity) for shape in self.shapes)
             ),
-            "restore_subsets": [
-                subset.text_of(one) if one and subset.ranks_of(one) else one for one in self.subsets
-            ],
+            "restore_subsets": list(map(restore_text, self.restores)),
             "numjobs": list(self.numjobs),
             **({"targets": list(self.targets)} if len(self.targets) > 1 else {}),
             **({"restore_modes": list(self.restore_modes)} if any(self.restore_modes) else {}),
@@ -296,6 +294,22 @@ def _values(option: str, text: str, parse: Callable[[str], T]) -> list[T]:
         if part in parts[:index]:
             raise OptionError(f"{option} {text!r}: {part} is given twice")
     return [parse(part) for part in parts]
+
+
+def restore_text(tp: int | None) -> str | None:
+    """Return the value of `restore_as` in records: `tp=8`; None for a restore of everything."""
+    return None if tp is None else f"tp={tp}"
+
+
+def _tp(text: str) -> int | None:
+    kind, _, ranks = text.partition("=")
+    if text == _SAME:
+        return None
+    if kind != "tp" or not re.fullmatch("[0-9]{1,9}", ranks) or not 2 <= int(ranks) <= _MOST_TP:
+        raise OptionError(
+            f"--restore-as {text:.40}: must be {_SAME}, or tp=RANKS with 2 to {_MOST_TP} ranks"
+        )
+    return int(ranks)
 
 
 def _changed(text: str) -> str | None:

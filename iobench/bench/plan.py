@@ -9,7 +9,6 @@ from typing import Any
 
 from iobench.bench.axes import Axes, Variant
 from iobench.bench.contenders.base import Contender
-from iobench.bench.data.subset import ranks_of
 from iobench.bench.fio import JOBS
 from iobench.bench.judging.repeat import Repeat
 from iobench.bench.judging.rules import Rules
@@ -219,10 +218,10 @@ class Plan:
 
     def _check_cuts(self) -> None:
         """Raise OptionError unless tensor parallelism cuts tensors of the safetensors files."""
-        for part in filter(ranks_of, self.axes.subsets):
+        for tp in filter(None, self.axes.restores):
             if not all(map(_is_cut, self.files_of_jobs[0])):
                 raise OptionError(
-                    f"--restore-as tp={part:g}: no safetensors file of {self.workload.name} "
+                    f"--restore-as tp={tp}: no safetensors file of {self.workload.name} "
                     "has tensors that tensor parallelism cuts; choose a workload of Hugging Face's "
                     "layout, such as llama7b-export"
                 )

@@ -15,7 +15,6 @@ from iobench.bench.axes import Axes
 from iobench.bench.choose import choose, find_baseline, on_equal_terms, targets_of
 from iobench.bench.contenders.base import Contender
 from iobench.bench.data.replay import Replay
-from iobench.bench.data.subset import ranks_of, share_of
 from iobench.bench.fio import JOBS
 from iobench.bench.judging.repeat import Repeat
 from iobench.bench.judging.rules import NO_CLAIM, Rules
@@ -75,7 +74,7 @@ def measure_rates(plan: Plan) -> Rates:
 
     The contenders are copies: the blocks that a writer keeps count as memory of its first save.
     """
-    variants, subsets = plan.variants_with_twins, plan.axes.subsets
+    variants, restores = plan.variants_with_twins, plan.axes.restores
     copies, _ = choose(",".join(one.label for one in plan.contenders))
     copy_of = dict(zip(plan.contenders, copies, strict=True))
     steps, s_per_byte, fastest = 0, 0.0, 0.0
@@ -86,9 +85,9 @@ def measure_rates(plan: Plan) -> Rates:
         probed = dict(zip(contenders, rates, strict=True))
         for one in here:
             save, restore = (rate / (2 if one.background else 1) for rate in probed[one.contender])
-            restored = one.numjobs * sum(map(share_of, subsets))
+            restored = one.numjobs * sum(1 / (tp or 1) for tp in restores)
             s_per_byte += one.saves * (1 / save + _OWN_S_PER_BYTE) + restored / restore
-            steps, fastest = steps + 1 + len(subsets), max(fastest, save)
+            steps, fastest = steps + 1 + len(restores), max(fastest, save)
         if value in plan.ceiling_targets:
             best = map(max, zip(*probed.values(), strict=True))
             s_per_byte += len(JOBS) * sum(1 / rate for rate in best)
@@ -290,14 +289,10 @@ def _axis_lines(plan: Plan) -> Iterator[str]:
             "background  another process restores an earlier checkpoint, cold, over and over: "
             f"{format_size(axes.earlier * plan.size_bytes)} more in each target"
         )
-    if axes.subsets != (None,):
+    if axes.restores != (None,):
         shown = [
-            "all"
-            if one is None
-            else f"what one of {one:g} tensor parallel ranks loads"
-            if ranks_of(one)
-            else f"whole tensors, at least {100 * one:.3g}% of the bytes"
-            for one in axes.subsets
+            "all" if tp is None else f"what one of {tp} tensor parallel ranks loads"
+            for tp in axes.restores
         ]
         yield f"restores  {', then '.join(shown)}"
     total = format_size(plan.all_bytes)

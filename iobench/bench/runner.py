@@ -13,10 +13,9 @@ from itertools import chain, islice
 from pathlib import Path
 
 from iobench.bench import fio
-from iobench.bench.axes import Variant
+from iobench.bench.axes import Variant, restore_text
 from iobench.bench.background import Background
 from iobench.bench.ceiling import CeilingJobs, reserves
-from iobench.bench.data.subset import text_of
 from iobench.bench.plan import LEAST_POOL, Plan
 from iobench.bench.processes.job import CheckpointSizes, Job
 from iobench.bench.ranks.group import Executor
@@ -75,7 +74,7 @@ class Runner:
         the error of the last one.
         """
         plan = self.plan
-        steps = len(plan.variants_with_twins) * (1 + len(plan.axes.subsets))
+        steps = len(plan.variants_with_twins) * (1 + len(plan.axes.restores))
         steps += 2 * len(fio.JOBS) * len(plan.ceiling_targets)
         self.progress.begin(None if plan.repeat.is_sustained else 1 + steps * plan.repeat.times)
         with ExitStack() as undo:
@@ -184,29 +183,27 @@ class Runner:
             return
         numbers = range(repetition, repetition + self.plan.checkpoints)
         trials = [self._trial(variant, number, order) for number in numbers]
-        subsets = list(self.plan.axes.subsets) if self.plan.repeat.restores(repetition) else []
-        random_.shuffle(subsets)
-        operations: list[tuple[Trial, Operation, float | None]] = [
+        restores = list(self.plan.axes.restores) if self.plan.repeat.restores(repetition) else []
+        random_.shuffle(restores)
+        operations: list[tuple[Trial, Operation, int | None]] = [
             *((trial, "save", None) for trial in trials),
-            *((trial, "restore", subset) for trial in trials for subset in subsets),
+            *((trial, "restore", tp) for trial in trials for tp in restores),
         ]
         try:
-            for trial, operation, subset in operations:
-                what = f"{variant.label} {operation}{f' {text_of(subset)}' if subset else ''}"
+            for trial, operation, tp in operations:
+                what = " ".join(filter(None, [variant.label, operation, restore_text(tp)]))
                 settled = self._settling(what, trial.repetition)
                 if variant.target in self.dead:
                     settled.close()
                     return
                 try:
                     sample = (
-                        trial.save(settled)
-                        if operation == "save"
-                        else trial.restore(subset, settled)
+                        trial.save(settled) if operation == "save" else trial.restore(tp, settled)
                     )
                 except RankError:  # without this rank, nothing can be measured
                     raise
                 except Exception as error:  # peers may raise errors of any type
-                    yield trial.failure(operation, error, subset)
+                    yield trial.failure(operation, error, tp)
                     remaining.remove(variant)
                     if not remaining:
                         raise
@@ -319,12 +316,12 @@ def header(plan: Plan, executor: Executor) -> Run:
     several = len(storages) > 1
     asked = plan.to_dict()
     sizes = [
-        executor.ask(plan.axes.most_jobs, partial(Job.sizes, shape=i, subsets=plan.axes.subsets))
+        executor.ask(plan.axes.most_jobs, partial(Job.sizes, shape=i, tp=plan.axes.restores))
         for i in range(len(plan.axes.shapes))
     ]
     scale, size_bytes = plan.workload.scale, sizes[0][0].saved
     reduced = ", ".join(filter(None, [scale.text if scale else None, plan.part]))
-    partly = plan.axes.subsets[0] is not None
+    partly = plan.axes.restores[0] is not None
     return Run(
         run_id=new_run_id(),
         started_at=utc_now(),
@@ -357,23 +354,23 @@ def header(plan: Plan, executor: Executor) -> Run:
 def _facts(plan: Plan, sizes: Sequence[Sequence[CheckpointSizes]]) -> Iterator[VariantFacts]:
     """Yield the bytes and files of each variant's samples; nothing if they are all the same."""
     axes = plan.axes
-    if len(axes.shapes) == len(axes.subsets) == axes.most_jobs == 1:
+    if len(axes.shapes) == len(axes.restores) == axes.most_jobs == 1:
         return
     given = set()
     for variant in plan.variants:
         shape = axes.shapes.index(variant.shape)
         jobs = sizes[shape][: variant.numjobs]
-        operations: list[tuple[Operation, float | None, int]] = [
+        operations: list[tuple[Operation, int | None, int]] = [
             ("save", None, sum(job.saved for job in jobs[: variant.saves])),
             *(
-                ("restore", subset, sum(job.restored[i] for job in jobs))
-                for i, subset in enumerate(axes.subsets)
+                ("restore", tp, sum(job.restored[i] for job in jobs))
+                for i, tp in enumerate(axes.restores)
             ),
         ]
-        for operation, subset, size in operations:
+        for operation, tp, size in operations:
             facts = VariantFacts(
                 operation=operation,
-                axes=variant.setting(subset).axes,
+                axes=variant.setting(tp).axes,
                 bytes=size,
                 files=sum(len(files[shape]) for files in plan.files_of_jobs[: variant.saves]),
             )

@@ -141,10 +141,8 @@ class Trial:
         result.restores = restores
         return result
 
-    def restore(
-        self, subset: float | None = None, settled: _Settled | None = None
-    ) -> Sample | None:
-        """Restore the saved checkpoint, or `subset` of its bytes, from a cold cache and verify it.
+    def restore(self, tp: int | None = None, settled: _Settled | None = None) -> Sample | None:
+        """Restore the saved checkpoint, or one rank's slices of `tp`, cold, and verify it.
 
         Returns None for a contender that stores nothing.
         """
@@ -152,7 +150,7 @@ class Trial:
             return None
         ref = self._ref(self._checkpoint)
         with settled or nullcontext():
-            self._ask(partial(Job.scrub, shape=self.shape, subset=subset))
+            self._ask(partial(Job.scrub, shape=self.shape, tp=tp))
             if self.among:
                 self._ask(partial(Job.recall, shape=self.shape, name=self._name))
         self.executor.hand_over(self.shape)
@@ -160,7 +158,7 @@ class Trial:
         timed = self._beside(self._timed_restore)
         verified = _sum(self._ask(partial(Job.verify, ref=ref)))
         timed.stored = self.target.inspect(self._name, self._files(), self._changes)
-        return self._sample("restore", timed, cold=cold, verified=verified, subset=subset)
+        return self._sample("restore", timed, cold=cold, verified=verified, tp=tp)
 
     def _timed_restore(self) -> _Timed:
         done, counters, started = self._timed(Job.restore, self._checkpoint)
@@ -176,15 +174,13 @@ class Trial:
         timed = _Timed(done=[done], counted=counted, started=started, stored=stored)
         return self._sample("save", timed)
 
-    def failure(
-        self, operation: Operation, error: Exception, subset: float | None = None
-    ) -> Failure:
+    def failure(self, operation: Operation, error: Exception, tp: int | None = None) -> Failure:
         """Return the record of an `operation` that raised `error`."""
         return Failure(
             run_id=self.run_id,
             repetition=self.repetition,
             order=self.order,
-            setting=self.variant.setting(subset),
+            setting=self.variant.setting(tp),
             operation=operation,
             error=one_line(error),
             started_at=utc_now(),
@@ -288,7 +284,7 @@ class Trial:
         *,
         cold: Cold | None = None,
         verified: Verified | None = None,
-        subset: float | None = None,
+        tp: int | None = None,
     ) -> Sample:
         contender, done, counted = self.variant.contender, timed.done, timed.counted
         total = Transfer.concurrent([one.transfer for one in done])
@@ -305,7 +301,7 @@ class Trial:
             run_id=self.run_id,
             repetition=self.repetition,
             order=self.order,
-            setting=self.variant.setting(subset),
+            setting=self.variant.setting(tp),
             operation=operation,
             bytes=total.bytes,
             elapsed_s=counted.elapsed_s,

@@ -107,9 +107,8 @@ def run(
             the workload has them]
         --granularity LIST: Regroup the tensors into files: blob (one file), shard=5GB, layer,
             tensor, or same. Several are compared: blob,layer [as the workload has them]
-        --restore-as LIST: Restore all (same), or only some tensors: subset=0.1 for a tenth of the
-            bytes. Or what one of 8 tensor parallel ranks loads: tp=8. Several are made of each
-            save: same,subset=0.1
+        --restore-as LIST: Restore all (same), or what one of 8 tensor parallel ranks loads: tp=8.
+            Several are made of each save: same,tp=8
         --numjobs N,...: Processes that save, and restore, at once, like the ranks of a node: each
             has files of its own, and the last one to end counts. Several are compared: 1,2,4
         --restore-mode LIST: How the ranks of a launcher, as replicas of the first one, restore its

@@ -77,7 +77,7 @@ class Group:
 
     @property
     def name(self) -> str:
-        """What is compared: `save`, `restore subset=0.1 on /mnt/a`."""
+        """What is compared: `save`, `restore tp=8 on /mnt/a`."""
         on = f"on {self.target}" if self.target else None
         return " ".join(part for part in (self.operation, self.restore_as, on) if part)
 
@@ -86,7 +86,7 @@ class Group:
         return row.summary.label.replace(at_target("", self.target), "")
 
     def slug(self, what: str) -> str:
-        """Return the name of a chart of this group: `rate-restore-subset-0-1`."""
+        """Return the name of a chart of this group: `rate-restore-tp-8`."""
         return re.sub(r"[^a-z0-9]+", "-", f"{what} {self.name}".lower()).strip("-")
 
 

@@ -184,7 +184,7 @@ class Winner:
 
     @property
     def what(self) -> str:
-        """What is fastest here: `save`, `restore subset=0.1 on /mnt/a`."""
+        """What is fastest here: `save`, `restore tp=8 on /mnt/a`."""
         on = f"on {self.target}" if self.target else None
         beside = f"background={self.background}" if self.background else None
         return " ".join(part for part in (self.operation, self.restore_as, beside, on) if part)

@@ -19,7 +19,7 @@ def summaries(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
 def test_processes_side_by_side(iobench_inside, tiny_path, target, tmp_path) -> None:
     """One and two processes in one run: twice the bytes and proofs, both ends shown."""
     arguments = ("run", "-w", tiny_path, "--target", target, "--writer", "buffered,peer:torch-save")
-    more = ("--numjobs", "1,2", "--restore-as", "same,subset=0.3", "--size", "full", "--no-fio")
+    more = ("--numjobs", "1,2", "--restore-as", "same,tp=2", "--size", "full", "--no-fio")
     done = iobench_inside(*arguments, *more, "--repeat", "1", "-o", tmp_path / "run.jsonl")
     assert done.returncode == 0, done.stderr
     assert os.listdir(target) == []
@@ -43,7 +43,7 @@ def test_processes_side_by_side(iobench_inside, tiny_path, target, tmp_path) -> 
     (tmp_path / "again.jsonl").write_text(text.replace(record.run.run_id, "0" * 16))
     compared = iobench_inside("compare", tmp_path / "run.jsonl", tmp_path / "again.jsonl")
     assert compared.returncode == 0, compared.stderr
-    assert "buffered numjobs=2 restore-as=subset=0.3" in compared.stdout
+    assert "buffered numjobs=2 restore-as=tp=2" in compared.stdout
 
 
 def test_slices_of_processes(iobench_inside, tiny_path, target, tmp_path) -> None:
@@ -51,7 +51,7 @@ def test_slices_of_processes(iobench_inside, tiny_path, target, tmp_path) -> Non
     all of it, and a part. One process alone is measured in between."""
     done = iobench_inside(
         *("run", "-w", tiny_path, "--target", target, "--writer", "buffered", "--numjobs", "1,2"),
-        *("--slices", "off,all", "--restore-as", "same,subset=0.3", "--repeat", "2"),
+        *("--slices", "off,all", "--restore-as", "same,tp=2", "--repeat", "2"),
         *("--size", "full", "--no-fio", "--format", "json", "-o", tmp_path / "run.jsonl"),
     )
     assert done.returncode == 0, done.stderr

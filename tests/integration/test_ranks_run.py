@@ -62,7 +62,7 @@ def test_two_nodes_of_slurm(tiny_path, target, tmp_path) -> None:
     arguments = (
         *("run", "-w", tiny_path, "--target", target, "--writer", "failing,meeting,wrong"),
         *("--repeat", "1", "--size", "full", "--no-fio", "--seed", "1"),
-        *("--restore-as", "same,subset=0.3", "-o", tmp_path / "run.jsonl"),
+        *("--restore-as", "same,tp=2", "-o", tmp_path / "run.jsonl"),
     )
     environments = [slurm(rank, 2, job) | more for rank in range(2)]
     machines = os.geteuid() == 0 and no_private_mounts() is None
@@ -93,8 +93,9 @@ def test_two_nodes_of_slurm(tiny_path, target, tmp_path) -> None:
         assert one.operation == "restore" or one.stored.flushed is True
         assert 0 < one.clock_error_s < 0.1
     wrong = [one.verified for one in record.samples if one.writer == "wrong" and one.verified]
-    assert len(wrong) == 2  # both ranks read, and the files of rank 1 come back wrong
-    assert all(0 < one.mismatches < one.tensors / 2 for one in wrong)
+    whole, slices = sorted(wrong, key=lambda one: -one.tensors)  # the files of rank 1 are wrong
+    assert 0 < whole.mismatches < whole.tensors / 2
+    assert slices.mismatches == 0  # rank 1 saves no safetensors file
     assert record.end.status == "complete"
 
 
@@ -205,7 +206,7 @@ def test_replicas_restore_together(tiny_path, target, tmp_path) -> None:
     arguments = (
         *("run", "-w", tiny_path, "--target", target, "--writer", "odirect", "--repeat", "1"),
         *("--restore-mode", "all,broadcast,all-gather", "--size", "full", "--no-fio"),
-        *("--restore-as", "same,subset=0.3,tp=2"),
+        *("--restore-as", "same,tp=2"),
         *("-o", tmp_path / "run.jsonl"),
     )
     environments = torchrun_variables(range(2), job)
@@ -219,7 +220,7 @@ def test_replicas_restore_together(tiny_path, target, tmp_path) -> None:
     world = record.run.world
     assert world.restored_from == (0, 0)
     restores = [one for one in record.samples if one.operation == "restore"]
-    assert len({(one.axes.restore_mode, one.axes.restore_as) for one in restores}) == 9
+    assert len({(one.axes.restore_mode, one.axes.restore_as) for one in restores}) == 6
     assert {one.verdict for one in summarise(record).summaries} == {"VALID"}
     whole = [one for one in restores if one.axes.restore_as is None]
     received = {

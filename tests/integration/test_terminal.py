@@ -172,7 +172,7 @@ def test_a_run_fits(monkeypatch) -> None:
         "--numjobs",
         "1,2",
         "--restore-as",
-        "same,subset=0.1",
+        "same,tp=2",
         "--writer",
         "buffered,odirect",
     )

@@ -16,7 +16,7 @@ _HAND = "--save 30s --restore 30s"
 
 CASES = {
     "run --numjobs 0": "--numjobs 0: must be a number from 1 to 256",
-    "run --restore-as half": "--restore-as half: must be same, or subset=PART",
+    "run --restore-as half": "--restore-as half: must be same, or tp=RANKS",
     "run --workload lama7b": "unknown workload 'lama7b'; did you mean 'llama7b'?\n",
     "run --precision 5%": "No such option: --precision; see",  # nor is a hidden one proposed
     "train --repeat auto": "--repeat auto: must be a valid integer; see",

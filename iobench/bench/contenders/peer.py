@@ -75,25 +75,15 @@ class PeerContender(Contender):
 
     def _restore_all(self, replay: Replay, directory: Location) -> Iterator[Transfer]:
         for number, size in enumerate(replay.restored_bytes):
-            wanted = {
-                name: torch.empty_like(tensor, device="meta")
-                for name, tensor in replay.wanted[number].items()
-            }
-            meter = Meter()
-            if not wanted:
+            if not replay.wanted.numbers(number):
                 self._restored.append({})
                 continue
+            meter = Meter()
             path = self._path(directory, replay.files[number].path)
-            whole = wanted
-            if replay.cut is not None:
-                whole = {
-                    name: tensor.to("meta")
-                    for name, tensor in replay.states[number].items()
-                    if name in wanted
-                }
+            whole = {name: one.to("meta") for name, one in replay.states[number].items()}
             with meter.phase("restore"):
                 if replay.cut is None:
-                    self._restored.append(self.peer.restore(path, wanted))
+                    self._restored.append(self.peer.restore(path, whole))
                 else:
                     slices = replay.wanted.slices(number)
                     self._restored.append(self.peer.restore_slices(path, whole, slices))

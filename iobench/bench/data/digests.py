@@ -132,36 +132,35 @@ class Digests:
         self._expected = every.pop("")
         self._of_cuts = every
 
-    def compare_files(self, wanted: States, reopen: Callable[[int], RestoredFile]) -> Verified:
-        """Compare the tensors of `wanted` that were read into the pool.
+    def compare_files(self, reopen: Callable[[int], RestoredFile]) -> Verified:
+        """Compare the tensors that were read into the pool.
 
         Tensors that are still in memory are compared there. Where the pool is smaller than the
         checkpoint, later tensors have overwritten earlier ones, which are read once more: `reopen`
         returns a file by its number.
         """
         placement, pool_bytes = self._placement, self._pool.size_bytes
-        everywhere = range(len(wanted))
-        tensors = size = last_lap = wrong = 0
-        for number in (n for file in everywhere for n in wanted.numbers(file)):
+        size = last_lap = 0
+        for number in range(placement.count):
             start, stop, lap = placement.window(number)
-            tensors, size, last_lap = tensors + 1, size + stop - start, max(last_lap, lap)
+            size, last_lap = size + stop - start, max(last_lap, lap)
 
         def is_here(number: int) -> bool:
             start, stop, lap = placement.window(number)
             return start == stop or (lap == last_lap and stop - start <= pool_bytes)
 
-        here = array("Q", (n for file in everywhere for n in wanted.numbers(file) if is_here(n)))
-        wrong += sum(map(ne, self._in_memory(here), (self._expected[n] for n in here)))
+        here = array("Q", filter(is_here, range(placement.count)))
+        wrong = sum(map(ne, self._in_memory(here), (self._expected[n] for n in here)))
         with self._pool.trimmed():
-            for file in everywhere:
-                gone = [number for number in wanted.numbers(file) if not is_here(number)]
+            for file in range(len(placement.files)):
+                gone = [number for number in placement.tensors(file) if not is_here(number)]
                 opened = reopen(file) if gone else None
                 for number in gone:
                     assert opened is not None
                     first = placement.tensors(file).start
                     parts = opened.read_again(number - first, pool_bytes)
                     wrong += self._digest(parts) != self._expected[number]
-        return Verified(tensors=tensors, bytes=size, mismatches=wrong)
+        return Verified(tensors=placement.count, bytes=size, mismatches=wrong)
 
     def compare_states(
         self, found: Sequence[Mapping[Any, Any]], wanted: States, cut: str | None = None

@@ -16,14 +16,7 @@ import torch
 from iobench.bench.data.digests import Digests, RestoredFile
 from iobench.bench.data.pool import RandomPool, Windows
 from iobench.bench.data.sliced_files import SliceImage
-from iobench.bench.data.states import (
-    States,
-    WindowPlacement,
-    flat,
-    nested,
-    payload_sizes,
-)
-from iobench.bench.data.subset import choose, cut_of, ranges_of, ranks_of
+from iobench.bench.data.states import States, WindowPlacement, nested, payload_sizes
 from iobench.checkpoint.piece_reader import PieceReader
 from iobench.errors import UsageError
 from iobench.exports.sharded import ShardedLoad
@@ -58,7 +51,7 @@ class Replay:
 
         `rank` is that of tensor parallelism, for restores of its part.
         """
-        self._seed, self._rank = seed, rank
+        self._rank = rank
         self._cuts: dict[str, States] = {}
         self._read_bytes = 0
         self._loaded: list[dict[Any, Any]] = []
@@ -81,26 +74,21 @@ class Replay:
             enough = max(enough, Windows.needed_bytes(sizes))
         return RandomPool(min(pool_bytes, enough), longest, seed)
 
-    def want(self, subset: float | None) -> None:
-        """From now on restore only tensors that make up the part `subset` of the bytes.
+    def want(self, tp: int | None) -> None:
+        """From now on restore only the slices that one of `tp` tensor parallel ranks loads.
 
-        The seed chooses the tensors, so they are the same each time. For ranks of tensor
-        parallelism they are the slices of one of them; `prepare` keeps the digests of those that
-        were wanted before. None restores all tensors. Saves always write all of them.
+        `prepare` keeps the digests of those that were wanted before. None restores all tensors.
+        Saves always write all of them.
         """
-        self.subset = subset
         self.wanted = self.states
         """The tensors of `states` that restores read."""
         self.cut: str | None = None
         """Names the slices that restores read; None where they read whole tensors."""
-        if ranks := ranks_of(subset):
-            for rank in range(ranks):
-                cut = partial(cut_of, rank=rank, ranks=ranks)
-                self._cuts.setdefault(f"{rank} of {ranks}", self.states.cut(cut))
-            self.cut = f"{self._rank % ranks} of {ranks}"
+        if tp is not None:
+            for rank in range(tp):
+                self._cuts.setdefault(f"{rank} of {tp}", self.states.cut(rank, tp))
+            self.cut = f"{self._rank % tp} of {tp}"
             self.wanted = self._cuts[self.cut]
-        elif subset is not None:
-            self.wanted = self.states.only(choose(list(self._placement.sizes), subset, self._seed))
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -127,14 +115,10 @@ class Replay:
 
     @property
     def restored_bytes(self) -> Sequence[int]:
-        """Bytes that a restore moves for each file; for a subset, those of its tensors only."""
-        if self.subset is None:
+        """Bytes that a restore moves for each file; of slices, only theirs."""
+        if self.cut is None:
             return self.file_bytes
-        if self.cut is not None:
-            every = range(len(self.files))
-            return array("q", (sum(t.nbytes for t in self.wanted[n].values()) for n in every))
-        size, numbers = self._placement.size, self.wanted.numbers
-        return array("q", (sum(map(size, numbers(file))) for file in range(len(self.files))))
+        return array("q", (sum(one.nbytes for one in each.values()) for each in self.wanted))
 
     def prepare(self, together: Sequence[int] = ()) -> None:
         """Make the next checkpoint's bytes, and keep the digest of each tensor.
@@ -217,7 +201,7 @@ class Replay:
         *,
         fresh: bool = False,
     ) -> Transfer:
-        """Read the files back, or the subset; `verify` compares the result.
+        """Read the files back, or the slices; `verify` compares the result.
 
         They go to the windows that they were saved from, with `fresh` to new memory, which takes
         the size of the checkpoint; slices always do. With `reader`, all ranks that restore the same
@@ -240,13 +224,8 @@ class Replay:
                 self._loaded.append(made)
             else:
                 image = self._open(number, writer, directory).image
-            some: Ranges = [(0, image.size_bytes)]
-            if self.subset is not None:
-                wanted = self.wanted[number]
-                named = dict(flat(made)) if fresh else wanted
-                some = ranges_of(image, [named[name] for name in wanted])
             parse_s += time.perf_counter() - opened_s
-            return image, some
+            return image, [(0, image.size_bytes)]
 
         with nullcontext() if fresh else self._pool.trimmed():
             if reader is not None:
@@ -310,7 +289,7 @@ class Replay:
             loaded, self._loaded = self._loaded, []
             return self.verify_states(loaded)
         reopen = partial(self._open, writer=writer, directory=directory)
-        verified = self._digests.compare_files(self.wanted, reopen)
+        verified = self._digests.compare_files(reopen)
         self._pool.intact = not verified.mismatches
         return verified
 

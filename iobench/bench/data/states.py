@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,9 +15,6 @@ from iobench.formats.tensors import tensor_from_bytes, torch_dtype
 from iobench.workloads.specs import FileSpec, TensorSpec
 
 TensorDict = dict[str, torch.Tensor]
-Cut = Callable[[TensorSpec], tuple[slice, ...]]
-"""Returns the slice of a tensor; () for all of it."""
-
 _AHEAD = 4096
 """Files whose tensors exist before a save; with one tensor in each they take 3 MiB."""
 
@@ -47,11 +44,6 @@ class WindowPlacement:
         """The number of tensors."""
         return len(self._starts)
 
-    @property
-    def sizes(self) -> Iterator[int]:
-        """Yield the bytes of each tensor, file by file."""
-        return map(self.size, range(self.count))
-
     def size(self, tensor: int) -> int:
         """Return the bytes of one tensor by its number."""
         return self._stops[tensor] - self._starts[tensor]
@@ -66,42 +58,36 @@ class WindowPlacement:
 
 
 class States:
-    """Each file's tensors by name, in payload order: all of them or the `chosen` ones.
+    """Each file's tensors by name, in payload order: whole, or the slices of one rank.
 
     The tensors of the first files are made before the clock of a save starts. Those of the others
     are made when their file is saved: 3 us of the 100 us and more that a file takes.
     """
 
     def __init__(
-        self,
-        placement: WindowPlacement,
-        pool: RandomPool,
-        chosen: bytearray | None = None,
-        cut: Cut = lambda _: (),
+        self, placement: WindowPlacement, pool: RandomPool, part: tuple[int, int] | None = None
     ) -> None:
-        """`chosen` has a byte for each tensor of `placement`; 0 leaves it out."""
-        self._placement, self._pool, self._chosen = placement, pool, chosen
-        self._cut = cut
+        """`part` is a rank, and the number of ranks of its tensor parallelism; None: no slices."""
+        self._placement, self._pool, self._part = placement, pool, part
         self._ahead: list[TensorDict] = []
 
-    def only(self, chosen: bytearray) -> States:
-        """Return the same files with only the `chosen` tensors."""
-        return States(self._placement, self._pool, chosen)
-
-    def cut(self, cut: Cut) -> States:
-        """Return the same files with the slices `cut` of all tensors in safetensors files."""
-        chosen = bytearray(self._placement.count)
-        for file, spec in enumerate(self._placement.files):
-            if spec.format == "safetensors":
-                for number in self._placement.tensors(file):
-                    chosen[number] = 1
-        return States(self._placement, self._pool, chosen, cut)
+    def cut(self, rank: int, ranks: int) -> States:
+        """Return what `rank` of tensor parallel `ranks` loads: slices of the safetensors files."""
+        return States(self._placement, self._pool, (rank, ranks))
 
     def slices(self, file: int) -> dict[str, tuple[slice, ...]]:
-        """Return the slice of each chosen tensor of a file."""
+        """Return the slice of each tensor of a file."""
         specs, first = self._placement.files[file].tensors, self._placement.tensors(file).start
         some = (specs[number - first] for number in self.numbers(file))
-        return {spec.name: self._cut(spec) for spec in some}
+        return {spec.name: self._slice(spec) for spec in some}
+
+    def _slice(self, spec: TensorSpec) -> tuple[slice, ...]:
+        """Return the slice of a tensor; () for all of it."""
+        if self._part is None or spec.split is None:
+            return ()
+        (rank, ranks), length = self._part, spec.shape[spec.split]
+        own = slice(rank * length // ranks, (rank + 1) * length // ranks)
+        return (*(slice(None),) * spec.split, own)
 
     def make_ahead(self) -> None:
         """Make the tensors of the first files."""
@@ -111,11 +97,11 @@ class States:
         """Release the tensors that `make_ahead` made."""
         self._ahead.clear()
 
-    def numbers(self, file: int) -> Iterator[int]:
-        """Yield the numbers of the chosen tensors of one file."""
-        for number in self._placement.tensors(file):
-            if self._chosen is None or self._chosen[number]:
-                yield number
+    def numbers(self, file: int) -> range:
+        """Return the numbers of the tensors of one file; none where its format has no slices."""
+        if self._part is not None and self._placement.files[file].format != "safetensors":
+            return range(0)
+        return self._placement.tensors(file)
 
     def __len__(self) -> int:
         return len(self._placement.files)
@@ -134,7 +120,7 @@ class States:
             spec = specs[number - first]
             memory = self._pool.memory[start:stop]
             made = tensor_from_bytes(memory, torch_dtype(spec.dtype), spec.shape)
-            found[spec.name] = made[cut] if (cut := self._cut(spec)) else made
+            found[spec.name] = made[cut] if (cut := self._slice(spec)) else made
         return found
 
 

@@ -102,7 +102,7 @@ class CheckpointRef:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointSizes:
-    """Bytes of a job's checkpoint as our formats write it, and of a restore of each subset."""
+    """Bytes of a job's checkpoint as our formats write it, and of each way to restore it."""
 
     saved: int
     restored: tuple[int, ...]
@@ -197,12 +197,12 @@ class Job:
         self.sources = replays[-len(files) :]
         """The replays that restores fill: the same ones, or those of another job's files."""
 
-    def sizes(self, shape: int, subsets: Sequence[float | None]) -> CheckpointSizes:
-        """Return the sizes of all files, and those that a restore of each subset moves."""
+    def sizes(self, shape: int, tp: Sequence[int | None]) -> CheckpointSizes:
+        """Return the sizes of all files, and those that a restore moves, of each of `tp`."""
         replay, restored = self.sources[shape], []
-        for subset in subsets:
-            replay.want(subset)
-            self.replays[shape].want(subset)  # so that a save keeps the digests for it
+        for ranks in tp:
+            replay.want(ranks)
+            self.replays[shape].want(ranks)  # so that a save keeps the digests for it
             restored.append(sum(replay.restored_bytes))
         return CheckpointSizes(saved=self.replays[shape].size_bytes(), restored=tuple(restored))
 
@@ -274,17 +274,17 @@ class Job:
             self._slicings[shape, sliced] = made
         return self._slicings[shape, sliced]
 
-    def scrub(self, shape: int, subset: float | None) -> None:
-        """Change all memory that the next restore fills; that restore reads `subset`."""
+    def scrub(self, shape: int, tp: int | None) -> None:
+        """Change all memory that the next restore fills; with `tp` it reads slices."""
         with self._settled():
             self._memory.settle()
             self.replays[shape].states.release()
-            self.sources[shape].want(subset)
+            self.sources[shape].want(tp)
             self.sources[shape].scrub()
             self._memory.begin()
 
     def restore(self, ref: CheckpointRef) -> Done:
-        """Restore the subset that was given to `scrub`; replicas do it together."""
+        """Restore what was given to `scrub`; replicas do it together."""
         reading, replay = self._reading(ref), self.sources[ref.shape]
         if ref.restore_mode is not None and isinstance(reading, WriterContender):
             assert self._transport is not None  # `join` was called

@@ -125,7 +125,7 @@ def test_skipped_combinations_are_listed(tmp_path: Path) -> None:
         ({"granularity": "shard=0"}, OptionError, "must have at least 1 byte"),
         ({"granularity": "shard=much"}, OptionError, "not a size"),
         ({"granularity": "blob,,layer"}, OptionError, "a value is missing between the commas"),
-        ({"restore_as": "same,subset=2"}, OptionError, "subset=2: must be same, or subset=PART"),
+        ({"restore_as": "same,subset=0.1"}, OptionError, "subset=0.1: must be same, or tp=RANKS"),
         ({"slices": "on"}, OptionError, "--slices on: must be off, all, or how many ranks"),
         ({"slices": "0"}, OptionError, "--slices 0: must be off"),
         ({"background": "save"}, OptionError, "--background save: must be none or restore"),
@@ -184,9 +184,9 @@ def test_processes_share_the_memory_and_the_space(tmp_path: Path, tiny: Workload
     assert "1, 4 at once: a copy of rank 0 each" in "\n".join(plan_lines(plan))
 
 
-def test_a_plan_promises_no_part_that_whole_tensors_cannot_be(tmp_path: Path) -> None:
-    plan = plan_of("llama7b", tmp_path, restore_as="same,subset=0.1")
-    line = "restores  all, then whole tensors, at least 10% of the bytes"
+def test_a_plan_names_the_ways_to_restore(tmp_path: Path) -> None:
+    plan = plan_of("llama7b-export", tmp_path, restore_as="same,tp=8")
+    line = "restores  all, then what one of 8 tensor parallel ranks loads"
     assert line in list(plan_lines(plan))
 
 

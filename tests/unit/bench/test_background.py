@@ -61,7 +61,7 @@ class Restoring:
     def __init__(self) -> None:
         self.count = 0
 
-    def scrub(self, _shape: int, _subset: None) -> None:
+    def scrub(self, _shape: int, _tp: None) -> None:
         pass
 
     def restore(self, _ref: CheckpointRef) -> Any:

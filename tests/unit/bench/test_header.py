@@ -99,7 +99,7 @@ def test_where_all_samples_move_the_same_the_header_says_it(
     """The restored part is listed too, if there is one such part only."""
     assert header_of(tiny).variants == ()
     assert header_of(tiny).workload.restored_bytes is None
-    partly = header_of(tiny, restore_as="subset=0.5")
+    partly = header_of(tiny, restore_as="tp=2")
     assert partly.variants == ()
     assert partly.workload.restored_bytes is not None
     assert 0 < partly.workload.restored_bytes < partly.workload.bytes
@@ -108,7 +108,8 @@ def test_where_all_samples_move_the_same_the_header_says_it(
 def test_differences_are_listed_once(header_of: Callable[..., Run], tiny: Workload) -> None:
     """By shape, processes and part. Two writers move the same bytes, two ranks about twice as
     many."""
-    run = header_of(tiny, numjobs="1,2", granularity="same,blob", restore_as="same,subset=0.5")
+    axes = {"granularity": "same,blob", "restore_as": "same,tp=2"}
+    run = header_of(tiny, numjobs="1,2", serializer="safetensors", **axes)
     facts = {
         (one.axes.granularity, one.axes.numjobs, one.operation, one.axes.restore_as): one
         for one in run.variants
@@ -117,7 +118,7 @@ def test_differences_are_listed_once(header_of: Callable[..., Run], tiny: Worklo
     for shape in (None, "blob"):
         saved, restored, half = (
             (facts[shape, 1, *which], facts[shape, 2, *which])
-            for which in (("save", None), ("restore", None), ("restore", "subset=0.5"))
+            for which in (("save", None), ("restore", None), ("restore", "tp=2"))
         )
         for one, two in (saved, restored, half):
             assert two.files == 2 * one.files

@@ -92,7 +92,7 @@ def test_the_error_of_one_process_names_it(group: Group, tmp_path: Path) -> None
     group.jobs.ask(2, partial(Job.save, ref=ref))
     (path,) = (tmp_path / "job-1").rglob("model.safetensors")
     path.unlink()
-    group.jobs.ask(2, partial(Job.scrub, shape=0, subset=None))
+    group.jobs.ask(2, partial(Job.scrub, shape=0, tp=None))
     with pytest.raises(JobError, match=r"^process 2 of 2: \w+: .*No such file"):
         group.jobs.ask(2, partial(Job.restore, ref=ref))
     with pytest.raises(JobError, match=r"^process 1 of 2: IndexError: .* \(and 1 more\)"):

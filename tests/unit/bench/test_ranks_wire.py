@@ -51,9 +51,9 @@ class Recorder:
             partial(Job.save, ref=REF),
             {"ref": CheckpointRef(contender=1, shape=0, directory="/shared/step")},  # as text
         ),
-        (partial(Job.scrub, shape=2, subset=None), {"shape": 2, "subset": None}),
-        (partial(Job.scrub, shape=2, subset=0.5), {"shape": 2, "subset": 0.5}),
-        (partial(Job.sizes, shape=0, subsets=(None, 0.1)), {"shape": 0, "subsets": [None, 0.1]}),
+        (partial(Job.scrub, shape=2, tp=None), {"shape": 2, "tp": None}),
+        (partial(Job.scrub, shape=2, tp=4), {"shape": 2, "tp": 4}),
+        (partial(Job.sizes, shape=0, tp=(None, 8)), {"shape": 0, "tp": [None, 8]}),
         (
             partial(Job.warm_up, directories=[Path("/a"), "s3://b/c"]),
             {"directories": ["/a", "s3://b/c"]},
@@ -90,7 +90,7 @@ def test_the_result_of_a_save_comes_back(reply: Done) -> None:
 def test_other_replies_come_back() -> None:
     """Sizes, verifications, nothing at all; an array is a list on the way."""
     sizes = CheckpointSizes(saved=5, restored=(5, 2))
-    assert reply_of(partial(Job.sizes, shape=0, subsets=()), to_plain(sizes), "") == sizes
+    assert reply_of(partial(Job.sizes, shape=0, tp=()), to_plain(sizes), "") == sizes
     verified = Verified(tensors=1, bytes=2, mismatches=0)
     assert reply_of(partial(Job.verify, ref=REF), to_plain(verified), "") == verified
     nothing: Any = reply_of(partial(Job.prepare, shape=0, checkpoint=(0, 0)), None, "")

@@ -321,7 +321,7 @@ def test_a_file_system_in_memory_needs_no_cold_restore() -> None:
     assert "not durable: tmpfs" in reasons(judge(proved, context))
 
 
-def some(part: int, *, repetition: int = 1, restore_as: str | None = "subset=0.1") -> Sample:
+def some(part: int, *, repetition: int = 1, restore_as: str | None = "tp=2") -> Sample:
     """A restore of one tensor in twenty, which has `part`% of the bytes."""
     return replace(
         RESTORE,
@@ -339,7 +339,7 @@ def test_a_save_with_some_compared_tensors_has_a_note() -> None:
     partly, _ = with_verification([save, some(52)], FULL)
     assert judge(partly, FULL).status is VerdictStatus.VALID
     assert reasons(judge(partly, FULL)) == [
-        "only the tensors of a restore of subset=0.1 were compared: 1 of them, 52% of the bytes"
+        "only the tensors of a restore of tp=2 were compared: 1 of them, 52% of the bytes"
     ]
     whole = replace(some(100, restore_as=None), verified=GOOD)
     for given in ([save, some(52), whole], [save, whole, some(52)]):
@@ -347,9 +347,9 @@ def test_a_save_with_some_compared_tensors_has_a_note() -> None:
 
 
 def test_a_restore_of_some_tensors_has_its_share_as_a_note() -> None:
-    """Whole tensors are more than the requested part; of its own variant, if there are several."""
+    """The norms are in the part of every rank; of its own variant, if there are several."""
     restore = replace(some(52), device=moved(read=SIZE, write=0))
-    expected = ["only some tensors were restored (52% of the bytes, subset=0.1 was asked)"]
+    expected = ["only some tensors were restored (52% of the bytes, tp=2 was asked)"]
     partly = Context(workload_bytes=SIZE, restored_bytes=restore.bytes)
     assert reasons(judge(restore, partly)) == expected
     variants = [
@@ -361,7 +361,7 @@ def test_a_restore_of_some_tensors_has_its_share_as_a_note() -> None:
         )
         for operation, restore_as, size in (
             ("save", None, SIZE),
-            ("restore", "subset=0.1", restore.bytes),
+            ("restore", "tp=2", restore.bytes),
         )
     ]
     assert reasons(judge(restore, Context(workload_bytes=1, variants=tuple(variants)))) == expected
