@@ -21,9 +21,8 @@ from iobench.formats.collector import collector_paused
 from iobench.units import KIB, MIB
 from iobench.writers.base import CopyReader
 from iobench.writers.blocks.channel import Channel, Lease
-from iobench.writers.blocks.progress import WatchedImage
 from iobench.writers.device.staging import staged
-from iobench.writers.image import Bytes, FileImage, WrappedImage
+from iobench.writers.image import Bytes, FileImage, WatchedImage, WrappedImage
 from iobench.writers.transfer import Meter, Transfer
 
 _RUN = MIB  # of small pieces: few calls of Python, and other threads do not wait long for the GIL

@@ -21,8 +21,7 @@ from iobench.ranks.exchange import HeldBytes, OtherRankError, Reader, Transport
 from iobench.ranks.restore_plan import Range, RestoreMode
 from iobench.units import MIB
 from iobench.writers.base import CopyReader
-from iobench.writers.blocks.progress import Progress, WatchedImage
-from iobench.writers.image import Bytes, FileImage, Segment
+from iobench.writers.image import Bytes, FileImage, Progress, Segment, WatchedImage
 from iobench.writers.transfer import Transfer
 
 AT_ONCE = 512 * MIB

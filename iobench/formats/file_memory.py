@@ -15,8 +15,7 @@ from iobench.formats.tensors import Allocate, allocate
 from iobench.units import KIB
 from iobench.writers.base import CopyReader, LocalSource, Source, Writer
 from iobench.writers.blocks.pages import pages_to_read_into
-from iobench.writers.device.base import DeviceBytes
-from iobench.writers.image import AnyMemory, Bytes, FileImage
+from iobench.writers.image import AnyMemory, Bytes, DeviceBytes, FileImage
 
 RUN_BYTES = 256 * KIB
 """The most memory that a tensor keeps of its neighbours. A run costs 4 us, a part in it 0.2 us."""

@@ -15,8 +15,7 @@ import numpy as np
 from isal import isal_zlib
 
 from iobench import linux
-from iobench.writers.device.base import DeviceBytes
-from iobench.writers.image import AnyMemory, Bytes, FileImage, HostBytes
+from iobench.writers.image import AnyMemory, Bytes, DeviceBytes, FileImage, HostBytes
 
 Numbers = np.ndarray[Any, np.dtype[np.int64]]
 """Addresses or lengths."""

@@ -13,9 +13,8 @@ import torch
 
 from iobench import linux
 from iobench.errors import UsageError
-from iobench.writers.device.base import DeviceBytes
 from iobench.writers.device.cuda import device_bytes, resolved, tensor_bytes, tensor_memory
-from iobench.writers.image import AnyMemory, Bytes
+from iobench.writers.image import AnyMemory, Bytes, DeviceBytes
 
 __all__ = [
     "Allocate",

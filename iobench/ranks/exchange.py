@@ -42,9 +42,8 @@ from iobench.ranks.restore_plan import (
 from iobench.ranks.wire import Hello, Listener, Message, Welcome, Wire, introduce
 from iobench.units import KIB, MIB
 from iobench.writers.base import CopyReader
-from iobench.writers.blocks.progress import Progress, WatchedImage
 from iobench.writers.blocks.workers import Blocks
-from iobench.writers.image import FileImage
+from iobench.writers.image import FileImage, Progress, WatchedImage
 from iobench.writers.transfer import Meter, Transfer
 
 _STALLED_S = 300.0

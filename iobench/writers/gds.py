@@ -20,10 +20,9 @@ from iobench.errors import TransferError, UnavailableError, transfer_errors
 from iobench.units import MIB
 from iobench.writers.base import Availability
 from iobench.writers.blocks.workers import Blocks, run_workers
-from iobench.writers.device.base import DeviceBytes
 from iobench.writers.device.staging import StagedImage
 from iobench.writers.direct.engine import BlockingEngine
-from iobench.writers.image import AnyMemory, Extent, FileImage, Ranges
+from iobench.writers.image import AnyMemory, DeviceBytes, Extent, FileImage, Ranges
 from iobench.writers.local.direct_file import (
     DirectFile,
     read_on,

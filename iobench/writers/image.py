@@ -1,6 +1,7 @@
 """FileImage: the bytes of one file, as references to memory.
 
-Formats produce file images, writers move them to storage and back.
+Formats produce file images, writers move them to storage and back. Progress: which parts of a file
+are complete.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ import functools
 import itertools
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeAlias, cast
@@ -18,9 +20,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeAlias, cast
 import numpy as np
 
 from iobench.errors import UsageError
+from iobench.writers.blocks.pages import AnyMemory as AnyMemory
 from iobench.writers.blocks.pages import Bytes as Bytes
-from iobench.writers.device.base import AnyMemory as AnyMemory
-from iobench.writers.device.base import DeviceBytes
+from iobench.writers.blocks.pages import DeviceBytes as DeviceBytes
 
 if TYPE_CHECKING:
     from iobench.writers.device.cuda import Device
@@ -332,3 +334,58 @@ class WrappedImage(FileImage):
 
     def taken(self, start: int, stop: int, host_bytes: HostBytes) -> None:
         self._image.taken(start, stop, host_bytes)
+
+
+class WatchedImage(WrappedImage):
+    """The image `image`; `noted` is called with each range that a writer has filled."""
+
+    def __init__(self, image: FileImage, noted: Callable[[int, int], None]) -> None:
+        super().__init__(image, _noted=noted)
+
+    _noted: Callable[[int, int], None]
+
+    def filled(self, start: int, stop: int) -> None:
+        super().filled(start, stop)
+        self._noted(start, stop)
+
+
+class Progress:
+    """Parts [start, stop) of a file that do not overlap. Thread-safe."""
+
+    def __init__(self, parts: Sequence[tuple[int, int]]) -> None:
+        """`parts` in file order; they are known by their place in this list."""
+        self._parts = parts
+        self._starts = [start for start, _ in parts]
+        self._filled: dict[int, dict[int, int]] = {}
+        self._complete = [False] * len(parts)
+        self._lock = threading.Lock()
+
+    def filled(self, start: int, stop: int) -> list[int]:
+        """Return the numbers of the parts that are complete now that [start, stop) is filled.
+
+        Each is returned once, whatever ranges are filled a second time.
+        """
+        complete = []
+        with self._lock:
+            first = max(0, bisect.bisect_right(self._starts, start) - 1)
+            for number in range(first, bisect.bisect_left(self._starts, stop)):
+                begin, end = self._parts[number]
+                if self._complete[number] or end <= start:
+                    continue
+                ranges = self._filled.setdefault(number, {})
+                at = max(start, begin)
+                ranges[at] = max(min(stop, end), ranges.get(at, 0))
+                if _covers(ranges, begin, end):
+                    self._complete[number] = True
+                    del self._filled[number]
+                    complete.append(number)
+        return complete
+
+
+def _covers(ranges: Mapping[int, int], start: int, stop: int) -> bool:
+    """Whether the ranges, of which each start has its stop, cover [start, stop)."""
+    for begin, end in sorted(ranges.items()):
+        if begin > start:
+            return False
+        start = max(start, end)
+    return start >= stop

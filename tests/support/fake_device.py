@@ -28,8 +28,7 @@ from iobench.errors import TransferError
 from iobench.formats.tensors import tensor_bytes
 from iobench.testing.content import BrokenImage
 from iobench.writers.base import Writer
-from iobench.writers.device.base import DeviceBytes
-from iobench.writers.image import AnyMemory, Bytes, FileImage, Segment
+from iobench.writers.image import AnyMemory, Bytes, DeviceBytes, FileImage, Segment
 from iobench.writers.transfer import Transfer
 
 _NOT_YET = 0xDB  # the content of memory until the copy to it is made

@@ -1,11 +1,14 @@
-"""fresh_pages: new memory, aligned to huge pages. make_pages: its pages, before an access."""
+"""Memory. fresh_pages: new, aligned to huge pages; make_pages: its pages, before an access.
+
+DeviceBytes: memory of an image that is not on the host. This module does not import torch.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import mmap
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 import numpy as np
 
@@ -17,9 +20,34 @@ from iobench.environment.memory import host_takes_free_memory
 
 Bytes: TypeAlias = "npt.NDArray[np.uint8]"
 """A one-dimensional array of bytes: host memory inside iobench."""
+AnyMemory: TypeAlias = "Bytes | DeviceBytes"
+"""The memory of a segment: on the host or on a device."""
 
 HUGE_PAGE = 2 << 20
 """The size of a huge page in bytes, on x86-64 and on arm64 with pages of 4 KiB."""
+
+
+class DeviceBytes:
+    """Contiguous bytes in the memory of a `Device` of `device.cuda`, which the host cannot access.
+
+    `tensor` has the same bytes as a torch tensor of uint8. A slice shares the memory.
+    """
+
+    def __init__(self, tensor: Any, device: Any) -> None:
+        self.tensor, self.device = tensor, device
+
+    @property
+    def address(self) -> int:
+        """The device address of the first byte."""
+        found: int = self.tensor.data_ptr()
+        return found
+
+    def __len__(self) -> int:
+        length: int = self.tensor.numel()
+        return length
+
+    def __getitem__(self, part: slice) -> Self:
+        return type(self)(self.tensor[part], self.device)
 
 
 def fresh_pages(size_bytes: int, *, huge: bool) -> Bytes:

@@ -21,8 +21,7 @@ import torch
 from iobench.errors import TransferError, UsageError
 from iobench.linux import PAGE
 from iobench.units import KIB
-from iobench.writers.blocks.pages import Bytes
-from iobench.writers.device.base import AnyMemory, DeviceBytes
+from iobench.writers.blocks.pages import AnyMemory, Bytes, DeviceBytes
 
 
 def tensor_bytes(tensor: torch.Tensor) -> Bytes:

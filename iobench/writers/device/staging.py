@@ -14,8 +14,7 @@ from iobench.units import MIB
 from iobench.writers.blocks.interrupt_safe import uninterrupted
 from iobench.writers.blocks.pages import HUGE_PAGE
 from iobench.writers.blocks.workers import BlockPool
-from iobench.writers.device.base import DeviceBytes
-from iobench.writers.image import AnyMemory, Bytes, FileImage, WrappedImage
+from iobench.writers.image import AnyMemory, Bytes, DeviceBytes, FileImage, WrappedImage
 from iobench.writers.transfer import Meter
 
 if TYPE_CHECKING:

@@ -23,9 +23,8 @@ from iobench.formats.many_parts import CheckedImage
 from iobench.formats.torch_image import crc32_setting
 from iobench.testing import local_s3
 from iobench.writers import registry
-from iobench.writers.device.base import DeviceBytes
 from iobench.writers.gds import GdsWriter
-from iobench.writers.image import FileImage
+from iobench.writers.image import DeviceBytes, FileImage
 
 _DTYPES = [torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.bool, torch.complex64]
 

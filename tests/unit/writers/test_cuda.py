@@ -17,9 +17,8 @@ from iobench.testing import content
 from iobench.writers import registry
 from iobench.writers.blocks.workers import BlockPool
 from iobench.writers.device import cuda, staging
-from iobench.writers.device.base import DeviceBytes
 from iobench.writers.device.staging import DeviceCopies
-from iobench.writers.image import FileImage
+from iobench.writers.image import DeviceBytes, FileImage
 
 
 @pytest.fixture
