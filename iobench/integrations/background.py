@@ -55,7 +55,6 @@ class BackgroundFiles:
             raise OptionError(f"slots={slots}: at least 1")
         self._persist = _Persist(writer=writer)
         self._persister = Persister(SlotPool(slots, budget_bytes), self._persist, pick=None)
-        self._last: Save | None = None
         self.saves: deque[Save] = deque(maxlen=_REMEMBERED)
         """The last 1,000 saves with their status, oldest first."""
         self._unclosed = weakref.finalize(self, end_unclosed, os.getpid(), self._persister, _ended)
@@ -82,7 +81,6 @@ class BackgroundFiles:
             self._persister.take(lease, pinned="cuda" in layout.devices)
             save.pages_s = _copy(layout, lease.item.memory)
             self.saves.append(save)
-            self._last = save
             self._persister.submit(lease)
         except BaseException as error:
             save.fail(error)
@@ -97,24 +95,16 @@ class BackgroundFiles:
         `action` is not called when a pending save fails, or when the last save failed. An error
         that `action` raises in the background is reported like a failed save.
         """
+        saves = list(self.saves)
+        earlier = [save for save in saves if save.on_the_way] or saves[-1:]
         self.raise_failure()
-        last = self._last
         with self._persist.lock:
-            if self._persist.unraised:
-                return
-            if last is not None and last.on_the_way:
-                self._persist.actions.append((last, action))
-                return
-        if last is None or last.status == "committed":
-            action()
+            self._persist.actions.append((earlier, action))
+        self._persist.act()
 
     def raise_failure(self) -> None:
         """Raise the errors of the background since the last call."""
-        try:
-            self._persister.raise_failure()
-        except BaseException:
-            self._persist.forget_raised()
-            raise
+        self._persister.raise_failure()
 
     def wait(self) -> None:
         self._persister.wait()
@@ -134,42 +124,31 @@ class BackgroundFiles:
 
 @dataclass(frozen=True, kw_only=True)
 class _Persist:
-    """Callback of the persister: writes one file and calls the actions that wait for it.
-
-    `unraised` lists failed saves whose error was not raised yet.
-    """
+    """Callback of the persister: writes one file and calls the actions that wait for it."""
 
     writer: Writer
     # Reentrant: a signal handler that saves may run while this thread holds it.
     lock: AbstractContextManager[object] = field(default_factory=threading.RLock)
-    actions: list[tuple[Save, Callable[[], None]]] = field(default_factory=list)
-    unraised: list[Save] = field(default_factory=list)
+    actions: list[tuple[list[Save], Callable[[], None]]] = field(default_factory=list)
+    """Actions, each with the saves that must be durable before it."""
 
     def __call__(self, snapshot: Snapshot) -> None:
-        try:
-            self._write(snapshot)
-        except BaseException:
-            with self.lock:
-                self.unraised.append(snapshot.save)
-                self.actions.clear()  # each of them needs this file too
-            raise
-        with self.lock:
-            snapshot.save.status = "committed"
-            due = [action for save, action in self.actions if save is snapshot.save]
-            del self.actions[: len(due)]
-        for action in due:
-            action()
-
-    def forget_raised(self) -> None:
-        """Remove saves whose failure was raised; keep one whose error is not set yet."""
-        with self.lock:
-            self.unraised[:] = [save for save in self.unraised if save.error is None]
-
-    def _write(self, snapshot: Snapshot) -> None:
         save, file, memory = snapshot.save, snapshot.content, snapshot.memory
         save.status = "writing"
         copies = {start: memory[start : start + size] for start, size in file.layout.sizes.items()}
         save.transfer = self.writer.write(file.layout.image(copies), file.directory)
+        save.status = "committed"
+        self.act()
+
+    def act(self) -> None:
+        """Call the actions whose saves are durable. Forget those of which a save has failed."""
+        with self.lock:
+            ended = [one for one in self.actions if not any(save.on_the_way for save in one[0])]
+            for one in ended:
+                self.actions.remove(one)
+        for saves, action in ended:
+            if all(save.status == "committed" for save in saves):
+                action()
 
 
 def absolute(file: str | os.PathLike[str]) -> str:

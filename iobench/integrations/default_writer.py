@@ -7,7 +7,7 @@ import logging
 import os
 import threading
 
-from iobench.errors import UnavailableError, UsageError
+from iobench.errors import UsageError
 from iobench.writers.base import Writer
 from iobench.writers.config import WriterLike, writer_of
 
@@ -45,31 +45,13 @@ def chosen_writer(writer: WriterLike | None = None) -> Writer:
         return _made(writer)
     with _lock:
         if _default is None:
-            config = _config_of_exec()
-            if config and not os.path.exists(config):
+            session = os.environ.get(EXEC)
+            config = os.path.join(session, CONFIG) if session else _UNSET
+            if session and not os.path.exists(config):
                 _log.warning("%s is used: %s", _UNSET, _ENDED)
-                config = None
-            _default = _made(config or _UNSET)
+                config = _UNSET
+            _default = _made(config)
         return _default
-
-
-def redirected_writer() -> Writer:
-    """Return the default of the process, for calls that `iobench exec` redirects.
-
-    Raises UnavailableError if `iobench exec` ended before the first such call: its writer's config
-    is gone, and the user chose no other writer.
-    """
-    config = _config_of_exec()
-    if _default is None and config and not os.path.exists(config):
-        remedy = "Let its command wait for this process."
-        raise UnavailableError("the writer of iobench exec", _ENDED, remedy)
-    return chosen_writer()
-
-
-def _config_of_exec() -> str | None:
-    """Return the path of `iobench exec`'s config; None outside of `iobench exec`."""
-    session = os.environ.get(EXEC)
-    return os.path.join(session, CONFIG) if session else None
 
 
 def _made(writer: WriterLike) -> Writer:

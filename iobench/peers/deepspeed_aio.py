@@ -10,10 +10,8 @@ from __future__ import annotations
 import json
 import logging
 import os
-import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.util import find_spec
@@ -31,8 +29,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("iobench")
 _DATA, _INDEX = "data", "index.json"  # the two files in the directory of one state
-_BUILD_S, _LOAD_S = 1200.0, 60.0  # one of its files was compiled for 400 s on a busy machine
-_POLL_S = 0.2
 
 _Parts = list[tuple["torch.Tensor", "torch.Tensor"]]
 """Parts of tensors, and their places in a block."""
@@ -128,10 +124,10 @@ class DeepspeedAio(Peer):
         import torch
         from deepspeed.ops.op_builder import AsyncIOBuilder
 
-        built = is_built()
-        if not built:
+        if not is_built():
             _log.warning("peer:deepspeed-aio: building its async_io operator, which takes minutes")
-        _wait_for_lock(_LOAD_S if built else _BUILD_S)
+        for lock in _extensions().glob("**/async_io/lock"):  # left by a killed build, it stays
+            _log.warning("peer:deepspeed-aio: waiting for another build, until %s is gone", lock)
         handle = (
             AsyncIOBuilder()
             .load()
@@ -156,21 +152,6 @@ def _extensions() -> Path:
     caches = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     root = os.environ.get("TORCH_EXTENSIONS_DIR") or os.path.join(caches, "torch_extensions")
     return Path(root).expanduser()
-
-
-def _wait_for_lock(most_s: float) -> None:
-    """Wait while another process builds or loads the operator.
-
-    torch makes a file for this time. A killed build leaves it, and torch waits for ever. Raises
-    TimeoutError when nothing in the directory has changed for `most_s`.
-    """
-    for lock in _extensions().glob("**/async_io/lock"):
-        while lock.exists():
-            with suppress(FileNotFoundError):  # removed meanwhile
-                changed_s = max(path.stat().st_mtime for path in [lock, *lock.parent.iterdir()])
-                if time.time() - changed_s > most_s:
-                    raise TimeoutError(f"{lock} is left by a killed build; remove this file")
-            time.sleep(_POLL_S)
 
 
 def _overlaps(

@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import Any, Literal
 
 from iobench.errors import UnavailableError
-from iobench.integrations.default_writer import redirected_writer
+from iobench.integrations.default_writer import chosen_writer
 from iobench.integrations.redirect.call_counts import CallCounts, Count
 from iobench.integrations.replacing import bypass, bypass_reason, bypassed, replace
 from iobench.integrations.stock_path import StockCall, StockPath, Unsupported, path_of
@@ -188,7 +188,7 @@ def safetensors_open(module: ModuleType, counts: CallCounts) -> None:
             count = Count(calls=1, example=file)
             counts.add(redirect.name, "stock", count, reason=reason_of(why))
 
-        writer = redirected_writer()
+        writer = chosen_writer()
         opened = ours.OpenFile(writer, *args, **kwargs, on_stock=on_stock, on_read=on_read)
         replaced.register(ours.OpenFile)
         return opened, None
@@ -212,10 +212,10 @@ def _replace(
     ours = f"iobench.integrations.{package.partition('.')[0]}_dropins"
 
     def prepare(*args: Any, **kwargs: Any) -> Any:
-        return import_module(ours).prepare_save(redirected_writer(), *args, **kwargs)
+        return import_module(ours).prepare_save(chosen_writer(), *args, **kwargs)
 
     def load(*args: Any, **kwargs: Any) -> Any:
-        return import_module(ours).load_by(redirected_writer(), *args, **kwargs)
+        return import_module(ours).load_by(chosen_writer(), *args, **kwargs)
 
     saving, loading = (
         Redirect(
@@ -246,7 +246,7 @@ def dcp(module: ModuleType, counts: CallCounts) -> None:
         opened: BlockStream | None = None
         try:
             with bypass():
-                writer = redirected_writer()
+                writer = chosen_writer()
                 target = StockPath.of(path_of(path), writer, stock_renames=False)
                 opened = writer.open(target.path)
         except Exception as why:  # noqa: BLE001 -- reported, and stock writes the file
