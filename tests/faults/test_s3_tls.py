@@ -140,21 +140,21 @@ def test_each_cause(authority, monkeypatch, tmp_path) -> None:
     assert "clock" in expired.remedy
     assert "not yet valid" in _refusal(authority.issue("early", begins=3, ends=9)).reason
     other = _refusal(authority.issue("other", host="10.0.0.1"))
-    assert "is refused (hostname '127.0.0.1' doesn't match '10.0.0.1')" in other.reason
+    assert "hostname '127.0.0.1' doesn't match '10.0.0.1'" in other.reason
     missing = tmp_path / "no-authority.pem"
     empty = tmp_path / "empty.pem"
     empty.write_text("no certificate\n")
     for file, why in ((missing, "No such file"), (empty, "NO_CERTIFICATE"), (tmp_path, "Is a dir")):
         monkeypatch.setenv("AWS_CA_BUNDLE", str(file))
         refused = _refusal(good)
-        assert f"certificate authorities AWS_CA_BUNDLE={file} cannot be used" in refused.reason
+        assert f"AWS_CA_BUNDLE ({file})" in refused.remedy
         assert why in refused.reason
 
 
 def test_no_tls(server) -> None:
     """A store that speaks plain HTTP."""
     writer = _writer(server.endpoint_url.replace("http:", "https:"))
-    with pytest.raises(UnavailableError, match="does not speak TLS"):
+    with pytest.raises(UnavailableError, match=r"WRONG_VERSION_NUMBER.*http:// without TLS"):
         writer.write(FileImage.of("model", [content(100)]), _TARGET)
     writer.client.close()
 

@@ -219,10 +219,16 @@ def test_a_flush_stores_all_but_the_completion(server, writer, size, entered) ->
     ("status", "code", "kind", "exit_code", "says"),
     [
         (404, "NoSuchBucket", IobenchError, 2, "no such bucket (NoSuchBucket)"),
-        (403, "AccessDenied", UnavailableError, 3, "not permitted (AccessDenied"),
-        (400, "ExpiredToken", UnavailableError, 3, "(ExpiredToken). Get new credentials"),
-        (403, "InvalidAccessKeyId", UnavailableError, 3, "(InvalidAccessKeyId). Check"),
-        (403, "SignatureDoesNotMatch", UnavailableError, 3, "(SignatureDoesNotMatch). Check"),
+        (403, "AccessDenied", UnavailableError, 3, "refused (AccessDenied"),
+        (400, "ExpiredToken", UnavailableError, 3, "(ExpiredToken: scripted). Get new credentials"),
+        (403, "InvalidAccessKeyId", UnavailableError, 3, "(InvalidAccessKeyId: scripted). Check"),
+        (
+            403,
+            "SignatureDoesNotMatch",
+            UnavailableError,
+            3,
+            "(SignatureDoesNotMatch: scripted). Check",
+        ),
         (301, "PermanentRedirect", UnavailableError, 3, "another region"),
         (400, "EntityTooLarge", TransferError, 1, "EntityTooLarge"),
     ],
@@ -251,7 +257,7 @@ def test_refusals(
     [
         (answer(404, "NoSuchBucket"), 2, "(NoSuchBucket); check its name, or create it"),
         (answer(403, "AccessDenied"), 3, "(AccessDenied: scripted). It needs s3:GetObject"),
-        (answer(400, "ExpiredToken"), 3, "(ExpiredToken). Get new credentials"),
+        (answer(400, "ExpiredToken"), 3, "(ExpiredToken: scripted). Get new credentials"),
         (None, 3, "no credentials were found (NoCredentialsError). Set AWS_PROFILE"),
     ],
 )

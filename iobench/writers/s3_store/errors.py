@@ -18,63 +18,7 @@ from iobench.errors import (
     UnavailableError,
 )
 
-_BROKEN = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)
-_CUT = "UNEXPECTED_EOF_WHILE_READING"  # OpenSSL 3: not always an SSLEOFError
-_REFUSED = (
-    "Of an authority that is not known here: set AWS_CA_BUNDLE to its file, or the option "
-    "verify_tls=false. Out of date: check this machine's clock. For another host: use a name of "
-    "the certificate in endpoint_url."
-)
-
-
-def _broken_tls(error: BaseException) -> bool:
-    """Return whether the connection below TLS broke, which is transient."""
-    return any(isinstance(one, _BROKEN) or _reason(one) == _CUT for one in _chain(error))
-
-
-def _explain_tls(error: BaseException) -> tuple[str, str]:
-    """Return why TLS with the endpoint fails, and the remedy."""
-    for one in _chain(error):
-        if type(one).__name__ in ("SSLCertVerificationError", "CertificateError"):  # or urllib3's
-            why = getattr(one, "verify_message", "") or one
-            return f"the certificate of the endpoint is refused ({why}).", _REFUSED
-        reason = _reason(one)
-        if reason == "WRONG_VERSION_NUMBER":
-            return "the endpoint does not speak TLS.", "Use http:// in its URL, or its TLS port."
-        # botocore's own errors are an OSError too, without a number.
-        is_file = isinstance(one, OSError) and bool(one.errno) and not isinstance(one, ssl.SSLError)
-        if is_file or reason == "NO_CERTIFICATE_OR_CRL_FOUND":
-            return (
-                f"the file of certificate authorities {_ca_file()} cannot be used ({one}).",
-                "Name a PEM file with certificates, or unset it to use the default ones.",
-            )
-    text = next((str(one) for one in _chain(error) if isinstance(one, ssl.SSLError)), str(error))
-    return f"TLS with the endpoint fails ({text}).", "Check endpoint_url and the proxy settings."
-
-
-def _reason(error: BaseException) -> object:
-    return getattr(error, "reason", None)
-
-
-def _ca_file() -> str:
-    named = os.environ.get("AWS_CA_BUNDLE")
-    return f"AWS_CA_BUNDLE={named}" if named else "(ca_bundle of the AWS configuration)"
-
-
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    """Return `error` and its causes, innermost first: boto3 and urllib3 wrap the errors of ssl."""
-    found: list[BaseException] = []
-    left: list[BaseException | None] = [error]
-    while left:
-        one = left.pop()
-        if one is None or one in found:
-            continue
-        found.append(one)
-        left += [one.__context__, one.__cause__]
-        left += [inner for inner in one.args if isinstance(inner, BaseException)]
-    return reversed(found)
-
-
+_CUT = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)
 _THROTTLING = {
     *("SlowDown", "Throttling", "ThrottlingException", "RequestLimitExceeded"),
     *("TooManyRequests", "ServiceUnavailable", "503", "429", "RequestThrottled"),
@@ -83,27 +27,32 @@ _TRANSIENT = {
     *("InternalError", "RequestTimeout", "RequestTimeoutException", "OperationAborted"),
     *("500", "502", "504", "IncompleteBody", "BadDigest"),
 }
-_CREDENTIALS = {
-    "ExpiredToken": "Get new credentials (aws sso login, or whatever issues them) and try again.",
-    "ExpiredTokenException": "Get new credentials (aws sso login, or whatever issues them).",
-    "TokenRefreshRequired": "Get new credentials (aws sso login, or whatever issues them).",
-    "InvalidToken": "Check AWS_SESSION_TOKEN: it must be from the same credentials as the keys.",
-    "InvalidAccessKeyId": "Check the access key, and that this endpoint issued it.",
-    "InvalidClientTokenId": "Check the access key, and that this endpoint issued it.",
-    "SignatureDoesNotMatch": "Check the secret key, the region and this machine's clock.",
-    "RequestTimeTooSkewed": "Set this machine's clock.",
-}
-_DENIED = {"AccessDenied", "AllAccessDisabled", "AccountProblem", "403", "Forbidden"}
 _LOGIN_HELP = (
-    "Set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or give the machine a role."
+    "Set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or give the machine a role; "
+    "aws sso login renews a login. Check the files ~/.aws/config and ~/.aws/credentials."
 )
+_NO_LOGIN = ("Credential", "SSO", "Token", "ProfileNotFound", "ConfigNotFound", "ConfigParseError")
+_RENEW = "Get new credentials (aws sso login, or whatever issues them) and try again."
+_CHECK = (
+    "Check that this endpoint issued the keys (and AWS_SESSION_TOKEN with them), the region and "
+    "this machine's clock."
+)
+_RIGHTS = (
+    "It needs s3:GetObject, s3:PutObject, s3:DeleteObject, s3:AbortMultipartUpload and "
+    "s3:ListBucket on it."
+)
+_REGION = "It is in another region: set AWS_REGION to the bucket's."
+_REMEDIES = {
+    **dict.fromkeys(["ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired"], _RENEW),
+    "400": _RENEW,  # an answer without a body: expired credentials are the usual cause
+    **dict.fromkeys(["InvalidToken", "InvalidAccessKeyId", "InvalidClientTokenId"], _CHECK),
+    **dict.fromkeys(["SignatureDoesNotMatch", "RequestTimeTooSkewed"], _CHECK),
+    **dict.fromkeys(["AccessDenied", "AllAccessDisabled", "AccountProblem"], _RIGHTS),
+    **dict.fromkeys(["PermanentRedirect", "IllegalLocationConstraintException"], _REGION),
+}
 # The credentials in a URL, up to its last @: a raw password may contain / and @ itself. An @ in an
 # object's key is not affected, because botocore escapes it.
 _LOGIN = re.compile(r"//\S*@")
-_UNREACHED = (
-    *("EndpointConnectionError", "ConnectTimeoutError", "ProxyConnectionError"),
-    *("ConnectionClosedError", "ReadTimeoutError", "HTTPClientError", "ResponseStreamingError"),
-)
 
 
 class CorruptedError(OSError):
@@ -153,7 +102,7 @@ def is_transient(error: BaseException) -> bool:
     if is_throttling(error) or code_of(error) in _TRANSIENT or (status >= 500 and status != 501):
         return True
     broken = (ConnectionError, TimeoutError, CorruptedError, http.client.HTTPException)
-    return isinstance(error, broken) or _broken_tls(error) or _kind(error) in _UNREACHED
+    return isinstance(error, broken) or _kind(error) == "HTTPClientError"
 
 
 def without_login(text: str) -> str:
@@ -162,17 +111,40 @@ def without_login(text: str) -> str:
 
 
 def _kind(error: BaseException) -> str:
-    """Return the most telling class name of a botocore or urllib3 error; empty for other errors.
+    """Return the class name of a botocore or urllib3 error; empty for other errors.
 
-    Compares names, so that botocore is not imported.
+    "HTTPClientError" for all broken connections, "SSLError" where TLS itself fails. Compares names,
+    so that botocore is not imported.
     """
-    if type(error).__module__.split(".")[0] not in ("botocore", "urllib3"):
-        return ""
+    module = type(error).__module__.split(".")[0]
     names = [cls.__name__ for cls in type(error).__mro__]
+    if any(map(_is_cut, _chain(error))):
+        return "HTTPClientError"
+    if module not in ("botocore", "urllib3"):
+        return ""
     if "SSLError" in names:
         return "SSLError"
-    found = next((name for name in names if name in _UNREACHED), names[0])
-    return "HTTPClientError" if type(error).__module__.startswith("urllib3") else found
+    broken = module == "urllib3" or not {"HTTPClientError", "ConnectionError"}.isdisjoint(names)
+    return "HTTPClientError" if broken else names[0]
+
+
+def _is_cut(error: BaseException) -> bool:
+    """Return whether the connection below TLS broke. OpenSSL 3 has no class of its own for it."""
+    return isinstance(error, _CUT) or getattr(error, "reason", "") == "UNEXPECTED_EOF_WHILE_READING"
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """Return `error` and its causes, innermost first: boto3 and urllib3 wrap the errors of ssl."""
+    found: list[BaseException] = []
+    left: list[BaseException | None] = [error]
+    while left:
+        one = left.pop()
+        if one is None or one in found:
+            continue
+        found.append(one)
+        left += [one.__context__, one.__cause__]
+        left += [inner for inner in one.args if isinstance(inner, BaseException)]
+    return reversed(found)
 
 
 def explain(error: Exception, doing: str, where: object) -> Exception:
@@ -185,21 +157,20 @@ def explain(error: Exception, doing: str, where: object) -> Exception:
     code, kind = code_of(error), _kind(error)
     if code or status_of(error):
         return _answered(error, code, doing, where)
-    if kind in ("NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError"):
+    if any(part in kind for part in _NO_LOGIN):
         return UnavailableError("s3", f"no credentials were found ({kind}).", _LOGIN_HELP)
-    if kind in ("ProfileNotFound", "ConfigNotFound", "ConfigParseError"):
+    if kind == "SSLError":
+        why = next((one for one in _chain(error) if isinstance(one, OSError | ValueError)), error)
+        bundle = os.environ.get("AWS_CA_BUNDLE", "not set")
         return UnavailableError(
             "s3",
-            f"the AWS configuration cannot be used ({kind}).",
-            "Check AWS_PROFILE and the files ~/.aws/config and ~/.aws/credentials.",
+            without_login(f"TLS with the endpoint fails ({why})."),
+            "Check that endpoint_url names a host of its certificate (http:// without TLS), the "
+            f"proxy settings, this machine's clock, and AWS_CA_BUNDLE ({bundle}), a PEM file with "
+            "the authority; verify_tls=false trusts any.",
         )
-    if "SSO" in kind or "Token" in kind or kind == "UnauthorizedSSOTokenError":
-        return UnavailableError("s3", f"the credentials expired ({kind}).", "Type: aws sso login.")
-    if kind == "SSLError" and not _broken_tls(error):
-        return UnavailableError("s3", *map(without_login, _explain_tls(error)))
-    unreached = kind in _UNREACHED or kind == "SSLError"
-    if unreached or isinstance(error, OSError | http.client.HTTPException):
-        return _broke(error, kind, doing, where)
+    if kind == "HTTPClientError" or isinstance(error, OSError | http.client.HTTPException):
+        return _broke(error, doing, where)
     if kind:
         text = without_login(" ".join(str(error).split()))
         return TransferError(errno.EIO, f"{doing}: {kind}: {text}", str(where))
@@ -211,50 +182,29 @@ def _answered(error: Exception, code: str, doing: str, where: object) -> Excepti
     message: Any = getattr(error, "response", {}).get("Error", {}).get("Message", "")
     said = f"{code or status}{f': {message}' if message and message != code else ''}"
     said = said.rstrip(".")
-    if code == "NoSuchBucket":
+    if code in ("NoSuchBucket", "InvalidBucketName"):
         return TargetError(f"{where}: no such bucket ({code}); check its name, or create it")
-    if code == "InvalidBucketName":
-        return TargetError(f"{where}: the store does not allow this bucket name ({code}); check it")
-    if code in ("PermanentRedirect", "IllegalLocationConstraintException", "301") or status == 301:
-        return UnavailableError(
-            "s3", f"{where} is in another region ({said}).", "Set AWS_REGION to the bucket's."
-        )
-    if code in _CREDENTIALS:
-        return UnavailableError("s3", f"the credentials are refused ({code}).", _CREDENTIALS[code])
-    if code in _DENIED or status == 403:
-        return UnavailableError(
-            "s3",
-            f"{doing} {where} is not permitted ({said}).",
-            "It needs s3:GetObject, s3:PutObject, s3:DeleteObject, s3:AbortMultipartUpload "
-            "and s3:ListBucket on it.",
-        )
+    remedy = _REMEDIES.get(code) or {301: _REGION, 403: _RIGHTS}.get(status)
+    if remedy is not None:
+        return UnavailableError("s3", f"{doing} {where} is refused ({said}).", remedy)
     if code == "PreconditionFailed" or status == 412:
         return DataMismatchError(
             f"{where}: was changed while it was read ({code or 412}); restore it again"
-        )
-    if code == "400":  # an answer without a body
-        return UnavailableError(
-            "s3",
-            f"{doing} {where} is refused without a reason (400).",
-            "Expired credentials are the usual cause: get new ones.",
         )
     number = errno.ENOENT if status == 404 else errno.EAGAIN if is_throttling(error) else 0
     return TransferError(number or errno.EIO, f"{doing}: {said}", str(where))
 
 
-def _broke(error: Exception, kind: str, doing: str, where: object) -> TransferError:
-    inner = error.__cause__ or error.__context__
-    number = getattr(error, "errno", None) or getattr(inner, "errno", None)
+def _broke(error: Exception, doing: str, where: object) -> TransferError:
+    numbers = [one.errno or 0 for one in _chain(error) if isinstance(one, OSError)]
+    number = next((one for one in reversed(numbers) if one > 0), errno.EIO)  # < 0: of getaddrinfo
     text = without_login(" ".join(str(error).split())) or type(error).__name__
-    if kind in ("EndpointConnectionError", "ConnectTimeoutError", "ProxyConnectionError"):
-        number = number or errno.ECONNREFUSED
-        text += "; check endpoint_url (AWS_ENDPOINT_URL_S3), the network and the proxy settings"
-    elif kind == "ReadTimeoutError" or isinstance(error, TimeoutError):
-        number = number or errno.ETIMEDOUT
-    elif number in (errno.ENOENT, errno.ENOTDIR):  # callers would read it as a missing object
+    if number in (errno.ENOENT, errno.ENOTDIR):  # callers would read it as a missing object
         number = errno.EIO
         text += (
             "; a file of this machine, not of the bucket: check AWS_WEB_IDENTITY_TOKEN_FILE and "
             "the files that the AWS configuration names"
         )
-    return TransferError(number or errno.EIO, f"{doing}: {kind or 'broken'}: {text}", str(where))
+    elif _kind(error):
+        text += "; check endpoint_url (AWS_ENDPOINT_URL_S3), the network and the proxy settings"
+    return TransferError(number, f"{doing}: {type(error).__name__}: {text}", str(where))
