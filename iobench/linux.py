@@ -279,6 +279,11 @@ def unmap_memory(address: int, length: int) -> None:
     _libc.munmap(address, length)
 
 
+def keep_from_children(address: int, length: int) -> None:
+    """Leave the pages of a mapping out of children that are forked from now on."""
+    _check(_libc.madvise(address, length, mmap.MADV_DONTFORK))
+
+
 def bind_to_node(address: int, length: int, node: int) -> None:
     """Let the pages of a mapped range, which has none yet, come from one NUMA node (mbind).
 

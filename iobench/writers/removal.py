@@ -6,13 +6,13 @@ import os
 import shutil
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
 from iobench.errors import IobenchError, transfer_errors
 from iobench.writers.base import Writer
-from iobench.writers.local.deferred_free import HeldFile, free_later, freed_later, hold
+from iobench.writers.local.deferred_free import freed_later
 from iobench.writers.local.new_file import sync_directory
 from iobench.writers.s3_store.target import S3Target, is_s3
 
@@ -42,10 +42,7 @@ def remove_tree(directory: str | Path, *, last: str = "") -> None:
         os.unlink(directory)
         return
     existed = os.path.lexists(directory)
-    held: list[HeldFile] = []
-    with ExitStack() as afterwards:
-        afterwards.callback(free_later, held)
-        held.extend(file for path in entries_below(directory, OSError) if (file := hold(path)))
+    with freed_later(*entries_below(directory, OSError)):
         for left in reversed(range(_TRIES)):
             try:
                 for entry in list(os.scandir(directory)) if last else ():

@@ -41,15 +41,12 @@ def _make(path: Path, size_bytes: int = _LARGE) -> Path:
     return path
 
 
-def _open_here(path: Path) -> int:
-    """Return how many descriptors of this process are open on the file, under any name."""
-    wanted = path.stat()
-    found = (os.stat(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if _is_open(fd))
-    return sum((one.st_dev, one.st_ino) == (wanted.st_dev, wanted.st_ino) for one in found)
-
-
-def _is_open(fd: str) -> bool:
-    return os.path.exists(f"/proc/self/fd/{fd}")
+def _mapped_here(path: Path) -> int:
+    """Return how many mappings of this process are of the file, under any name."""
+    found = path.stat()
+    device = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}"
+    maps = Path("/proc/self/maps").read_text()
+    return sum(line.split()[3:5] == [device, str(found.st_ino)] for line in maps.splitlines())
 
 
 def _free_bytes(directory: Path) -> int:
@@ -67,7 +64,7 @@ def test_held_while_it_loses_its_name(ext4: Path) -> None:
     before = _free_bytes(ext4)
     file = _make(ext4 / "file")
     with deferred_free.freed_later(file):
-        assert _open_here(file) == 1
+        assert _mapped_here(file) == 1
         file.unlink()
     deferred_free.wait()
     assert _free_bytes(ext4) == before
@@ -84,7 +81,7 @@ def test_files_that_are_not_held(
     elsewhere = _make(shared_filesystems("tmpfs") / "file")
     for path in (small, linked, symlink, elsewhere):
         with deferred_free.freed_later(path):
-            assert _open_here(path) == 0, path
+            assert _mapped_here(path) == 0, path
     with deferred_free.freed_later(tmp_path / "nothing there"):
         pass
     for path in (small, linked, symlink, ext4 / "again"):
@@ -105,7 +102,7 @@ def test_a_publish_holds_what_it_replaces(ext4: Path, monkeypatch: pytest.Monkey
     replace = os.replace
 
     def watched(one: str, other: str) -> None:
-        held.append(_open_here(old))
+        held.append(_mapped_here(old))
         replace(one, other)
 
     monkeypatch.setattr(os, "replace", watched)
@@ -122,14 +119,13 @@ def test_a_save_that_replaces_another_finds_space(
     new_filesystem: MakeFilesystem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Space that is not freed yet never makes a save fail, even if freeing is slow."""
-    close = os.close
+    unmap = deferred_free.linux.unmap_memory
 
-    def slow(fd: int) -> None:
-        if threading.current_thread().name == "iobench-deferred-free":
-            time.sleep(0.3)
-        close(fd)
+    def slow(address: int, length: int) -> None:
+        time.sleep(0.3)
+        unmap(address, length)
 
-    monkeypatch.setattr(os, "close", slow)
+    monkeypatch.setattr(deferred_free.linux, "unmap_memory", slow)
     disk = new_filesystem("ext4")
     for share in (0.6, 0.4, 0.3):  # of the free space when a save begins; at 0.6 only one file fits
         size_bytes = int(_free_bytes(disk) * share / (1 + share)) & ~4095
@@ -148,24 +144,46 @@ def test_held_files_leave_enough_free_space(new_filesystem: MakeFilesystem) -> N
         kept = _free_bytes(disk) - 3 * _LARGE  # room for twice one of them, not for twice two
         filler = _make(disk / "filler", kept)
         with deferred_free.freed_later(files[1]):
-            assert [_open_here(file) for file in files] == [1, 0, 0]
+            assert [_mapped_here(file) for file in files] == [1, 0, 0]
         filler.unlink()
         with deferred_free.freed_later(files[2]):
-            assert [_open_here(file) for file in files] == [1, 0, 1]
+            assert [_mapped_here(file) for file in files] == [1, 0, 1]
 
 
-def test_a_forked_child_holds_nothing(ext4: Path) -> None:
+@pytest.mark.parametrize("due", [False, True])
+def test_a_forked_child_holds_nothing(
+    ext4: Path, monkeypatch: pytest.MonkeyPatch, due: bool
+) -> None:
+    """Also one that is forked while the space is freed; and it unmaps nothing of its own."""
     file = _make(ext4 / "file")
-    with deferred_free.freed_later(file):
+    unmap = deferred_free.linux.unmap_memory
+
+    def forking(address: int, length: int) -> None:
+        monkeypatch.undo()
         in_child(lambda: _hold(file))
-        assert _open_here(file) == 1
+        unmap(address, length)
+
+    with deferred_free.freed_later(file):
+        if due:
+            monkeypatch.setattr(deferred_free.linux, "unmap_memory", forking)
+            monkeypatch.setattr(threading.Thread, "start", _refuse)
+        else:
+            in_child(lambda: _hold(file))
+        assert _mapped_here(file) == 1
+    deferred_free.wait()
+    assert _mapped_here(file) == 0
     file.unlink()
 
 
 def _hold(file: Path) -> None:
+    assert _mapped_here(file) == 0
     deferred_free.wait()  # usable there
     with deferred_free.freed_later(file):
-        assert _open_here(file) == 1  # its own, and not the parent's as well
+        assert _mapped_here(file) == 1
+
+
+def _refuse(self: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
 
 
 @pytest.mark.parametrize("error", [RuntimeError, MemoryError, KeyboardInterrupt])
@@ -183,7 +201,7 @@ def test_without_a_thread_space_is_freed_at_once(
         expected = contextlib.nullcontext() if error is RuntimeError else pytest.raises(error)
         with expected, deferred_free.freed_later(file):
             pass
-    assert _open_here(file) == 0
+    assert _mapped_here(file) == 0
     deferred_free.wait()
     file.unlink()
 
@@ -268,52 +286,3 @@ def test_two_remove_the_same_directory(tmp_path: Path) -> None:
             thread.join()
         assert not errors
         assert not directory.exists()
-
-
-_FORKING = """
-import os, sys, threading, warnings
-from pathlib import Path
-from iobench.writers.local import deferred_free
-
-warnings.simplefilter("ignore", DeprecationWarning)  # of fork, from Python 3.12
-gone, other, reused = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3] == "True"
-close, forked = os.close, []
-
-def forking(fd):
-    if threading.current_thread().name != "iobench-deferred-free" or forked:
-        close(fd)
-        return
-    forked.append(fd)
-    if reused:
-        close(fd)
-        assert os.open(other, os.O_RDONLY) == fd
-    child = os.fork()
-    if not child:
-        links = [f"/proc/self/fd/{number}" for number in os.listdir("/proc/self/fd")]
-        open_here = [os.readlink(link) for link in links if os.path.exists(link)]
-        expected = str(other) in open_here if reused else gone.name not in str(open_here)
-        os._exit(0 if expected else 3)
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
-    close(fd)
-
-os.close = forking
-with deferred_free.freed_later(gone):
-    gone.unlink()
-deferred_free.wait()
-"""
-
-
-@pytest.mark.parametrize("reused", [False, True])
-def test_a_child_that_is_forked_while_a_file_is_closed(ext4: Path, reused: bool) -> None:
-    """It keeps neither the file nor closes another one that has the number by then.
-
-    In a process of its own: a child that is forked by another thread than the main one drops what
-    the main thread has of its own. Where this process has used DTensors, that is a group of gloo,
-    which then waits for threads that the child does not have.
-    """
-    gone, other = _make(ext4 / "gone"), ext4 / "other"
-    other.write_bytes(b"x")
-    command = [sys.executable, "-c", _FORKING, str(gone), str(other), str(reused)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (0, "0\n"), done.stderr
-    other.unlink()

@@ -237,22 +237,22 @@ def test_leases_of_a_channel() -> None:
 
 
 def test_held_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another thread closes a file while the held ones are counted."""
+    """Another thread unmaps a file while the held ones are counted."""
     path = tmp_path / "file"
     path.write_bytes(b"0" * 10)
     monkeypatch.setattr(deferred_free, "_LARGE", 1)
     monkeypatch.setattr(deferred_free.linux, "file_system_type", lambda _: deferred_free._EXT)
 
     def check() -> tuple[Callable[[], object], Callable[[], object]]:
-        others = [deferred_free.HeldFile(fd=-1, size_bytes=1) for _ in range(50)]
-        monkeypatch.setattr(deferred_free, "_held", set(others))
+        others = [(-number, 1) for number in range(50)]
+        monkeypatch.setattr(deferred_free, "_held", list(others))
 
         def hold() -> None:
-            held = deferred_free.hold(path)
-            assert held is not None
-            os.close(held.fd)
+            with deferred_free.freed_later(path):
+                assert deferred_free._held[-1][0] > 0
+            deferred_free.wait()
 
-        return hold, lambda: deferred_free._held.discard(others[9])
+        return hold, lambda: deferred_free._held.remove(others[9])
 
     at_every_collection(check)
 
