@@ -98,7 +98,7 @@ class WorkloadFileError(UsageError):
     """A workload file is incomplete or invalid: names the file, the field and the value."""
 
 
-class TargetError(UsageError, OSError):
+class TargetError(OSError, UsageError):  # in this order: ValueError's constructor drops the errno
     """The target is missing, not a directory, not writable or too small. Nothing was written."""
 
 

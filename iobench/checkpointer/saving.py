@@ -157,7 +157,8 @@ class Saving:
             if self.replicator is not None:
                 self.replicator.warn()
             if type(step) is not int or step < 0:
-                raise UsageError(f"step {step!r}: a whole number, 0 or more")
+                given = step if isinstance(step, int | float | str) else type(step)
+                raise UsageError(f"save(state, step): step is {given!r}; give an int, 0 or more")
             local = self.contents.local(self.participant.added_to(state))
             if self.ledger is not None:
                 self.restoring.settle()  # new saves count as newer than those of the remote tier

@@ -45,7 +45,8 @@ def test_exit_codes_are_as_drawn(name: str) -> None:
     """The exit code of an error is the one in the tree, or that of its base."""
     kind = getattr(errors, name)
     assert issubclass(kind, IobenchError)
-    assert kind.exit_code == int(_DRAWN[name] or kind.__mro__[1].exit_code)
+    base, *_ = (one for one in (*kind.__mro__[1:], kind) if issubclass(one, IobenchError))
+    assert kind.exit_code == int(_DRAWN[name] or base.exit_code)
 
 
 def test_an_unknown_name_suggests_the_nearest() -> None:
@@ -104,3 +105,11 @@ def test_wrapped_errors_keep_errno_file_and_cause() -> None:
     assert "writing: No space left on device" in str(error)
     assert error.__cause__ is cause
     assert "odd" in str(TransferError.wrap(OSError("odd"), "reading", "f"))
+
+
+def test_a_target_error_has_what_an_oserror_has() -> None:
+    """As a ValueError first it would have no errno, no file, and a tuple for a text."""
+    error = TargetError(errno.EEXIST, "cannot be made", "/some/file")
+    assert (error.errno, error.filename) == (errno.EEXIST, "/some/file")
+    assert str(error) == f"[Errno {errno.EEXIST}] cannot be made: '/some/file'"
+    assert str(TargetError("/some/file: is a link")) == "/some/file: is a link"

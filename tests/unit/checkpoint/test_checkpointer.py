@@ -965,10 +965,13 @@ def test_nonsense(make: Make, options: dict[str, Any], match: str) -> None:
     make().close()
 
 
-@pytest.mark.parametrize("step", [-1, 1.0, "7", True])
-def test_no_step(make: Make, step: Any) -> None:
-    """A step is a whole number."""
-    with pytest.raises(UsageError, match="a whole number"):
+@pytest.mark.parametrize(
+    ("step", "named"),
+    [(-1, "-1"), (1.0, "1.0"), ("7", "'7'"), (True, "True"), ({"w": 1}, "<class 'dict'>")],
+)
+def test_no_step(make: Make, step: Any, named: str) -> None:
+    """A step is an int. A state in its place, as where the arguments were swapped, is not shown."""
+    with pytest.raises(UsageError, match=f"save.state, step.: step is {named}; give an int"):
         make().save(_state(1), step)
 
 
