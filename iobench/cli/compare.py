@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from iobench.cli.given import ReportFormatOption, Verb, print_warning
+from iobench.cli.given import ReportFormatOption, Verb, print_warning, read_record
 from iobench.cli.pages import Shown
 from iobench.errors import IobenchError, RegressionError, UsageError
 from iobench.units import parse_percent
@@ -98,21 +98,17 @@ def _sides(runs: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
 
 def _read(paths: Sequence[str]) -> list[ResultFile]:
     """Read files, and .jsonl files of directories in name order. Raises UsageError for none."""
-    from iobench.results import read
-
     found = []
     for path in map(Path, paths):
         files = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
         if not files:
             raise UsageError(f"{path} has no result files (*.jsonl)")
-        found += [read(one) for one in files]
+        found += [read_record(one) for one in files]
     for result in found:
         if result.training:
             raise UsageError(
                 f"{result.path} is a record of iobench train; give records of iobench run"
             )
-        if result.incomplete:
-            print_warning(result.incomplete)
     repeated = {one.run.run_id for one in found}
     if len(repeated) < len(found):
         raise UsageError(f"{', '.join(paths)}: the same run twice on one side has no spread")

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_origin, get_type_hints
 
 import typer
 from typer.core import TyperCommand
@@ -20,6 +20,9 @@ from typer.core import TyperCommand
 from iobench.errors import ResultFileError, UsageError
 from iobench.report.render import ReportFormat
 from iobench.writers.s3_store.target import S3Target, is_s3
+
+if TYPE_CHECKING:
+    from iobench.results import ResultFile
 
 DEFAULT_WORKLOAD = "llama7b"
 LARGEST_SEED = 2**32 - 1
@@ -213,6 +216,16 @@ def check_output(output: Path | None, option: str = "-o", *, remedy: str = "") -
         raise ResultFileError(
             f"{option} {output}: there is no directory {output.parent}; make it first"
         )
+
+
+def read_record(path: Path) -> ResultFile:
+    """Return the records of a result file, with a warning if it is incomplete."""
+    from iobench.results import read
+
+    result = read(path)
+    if result.incomplete:
+        print_warning(result.incomplete)
+    return result
 
 
 HERE = "."

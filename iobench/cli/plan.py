@@ -13,7 +13,7 @@ from iobench.cli.given import (
     ReportFormatOption,
     WorkloadArgument,
     check_effect,
-    print_warning,
+    read_record,
     the_workload,
 )
 from iobench.cli.pages import Shown
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from iobench.goodput.goodput import TrainingJob
     from iobench.goodput.measured import SavingMethod
     from iobench.results import ResultFile
+    from iobench.workloads import Workload
 
 
 def plan(
@@ -71,6 +72,7 @@ def plan(
     shown = Shown(form=format_)
     from iobench.goodput.forecast import forecast
     from iobench.goodput.goodput import TrainingJob
+    from iobench.goodput.measured import from_results
     from iobench.report.plan import plan_document
 
     jobs = [
@@ -83,25 +85,25 @@ def plan(
         for count in node_counts(nodes)
     ]
     chosen = the_workload(workload, workload_, "") or None
-    if results is None:
+    blocking_s = None if blocking is None else parse_seconds(blocking, "--blocking")
+    measured = None if results is None else read_record(results)
+    planned = _workload(chosen, measured)
+    if measured is None:
         check_effect(ctx, ("size",), "only --results has samples")
-        title, measured = "times given by hand", None
-        candidates = _by_hand(save, restore, blocking)
-        notes: list[str] = []
+        title, notes = "times given by hand", list[str]()
+        candidates = _by_hand(save, restore, blocking_s)
     else:
         check_effect(ctx, ("save", "restore"), "--results has the measured times")
-        measured = _read(results)
-        nbytes = None if size is None else _size(size)
-        if nbytes is None:
-            nbytes = _node_bytes(chosen, measured.run.workload.name, gpus_per_node)
-        title, candidates, notes = _measured(measured, nbytes, blocking, chosen)
-    if chosen or measured:
-        name = chosen or (measured.run.workload.name if measured else "")
-        notes += _too_many_nodes(name, jobs)
+        size_bytes = _node_bytes(size, planned, gpus_per_node)
+        candidates, notes = from_results(measured, size_bytes=size_bytes, blocking_s=blocking_s)
+        title = f"{measured.run.workload.name} as measured in {results}"
+        if chosen not in (None, measured.run.workload.name):
+            title = f"{chosen}, by the rates of {title}"
     step_s, interval_s = _above_zero(step, "--step"), _above_zero(interval, "--interval")
-    if step_s is None:
-        recorded = measured.run.workload.name if measured else None
-        step_s = _published_step_s(chosen or recorded, asked=chosen is not None)
+    if planned is not None:
+        notes += _too_many_nodes(planned, jobs)
+        if step_s is None and planned.step_time:
+            step_s = planned.step_time.seconds
     base = _baseline(candidates)
     forecasts = [one for job in jobs for one in forecast(candidates, base, job, interval_s)]
     document = plan_document(
@@ -110,79 +112,53 @@ def plan(
     shown.show(document)
 
 
-def _too_many_nodes(workload: str, jobs: Sequence[TrainingJob]) -> Iterator[str]:
+def _workload(chosen: str | None, measured: ResultFile | None) -> Workload | None:
+    """Return the workload that was given, or else that of the record where it is here."""
+    from iobench import workloads
+    from iobench.verification.imported import load_workload
+
+    if chosen is not None:
+        return load_workload(chosen)
+    recorded = measured.run.workload.name if measured else ""
+    return workloads.load(recorded) if recorded in workloads.names() else None
+
+
+def _too_many_nodes(workload: Workload, jobs: Sequence[TrainingJob]) -> Iterator[str]:
     """Yield a warning if a job has more GPUs than the workload has ranks: there is no such job."""
     from iobench import workloads
 
-    if workload not in workloads.names():
-        return
-    ranks, gpus = workloads.load(workload).world_size, max(job.gpus for job in jobs)
-    if gpus > ranks:
+    ranks, gpus = workload.world_size, max(job.gpus for job in jobs)
+    if workload.name in workloads.names() and gpus > ranks:
         fits = max(1, ranks // jobs[0].gpus_per_node)
         yield (
-            f"warning: {workload} has {count_of(ranks, 'rank')}, one on each GPU, and "
+            f"warning: {workload.name} has {count_of(ranks, 'rank')}, one on each GPU, and "
             f"{max(job.nodes for job in jobs):,} nodes have {gpus:,}: no such job exists; give "
             f"--nodes {fits}, or a workload of more ranks (iobench workloads list)"
         )
 
 
-def _by_hand(save: str | None, restore: str | None, blocking: str | None) -> list[SavingMethod]:
+def _by_hand(save: str | None, restore: str | None, blocking_s: float | None) -> list[SavingMethod]:
     from iobench.goodput.measured import by_hand
 
     if save is None or restore is None:
         raise UsageError("give --results FILE, or times by hand: --save and --restore")
     return by_hand(
         save_s=parse_seconds(save, "--save"),
-        blocking_s=_seconds(blocking, "--blocking"),
+        blocking_s=blocking_s,
         restore_s=parse_seconds(restore, "--restore"),
     )
 
 
-def _read(path: Path) -> ResultFile:
-    from iobench.results import read
-
-    result = read(path)
-    if result.incomplete:
-        print_warning(result.incomplete)
-    return result
-
-
-def _measured(
-    result: ResultFile, size: int | None, blocking: str | None, workload: str | None
-) -> tuple[str, list[SavingMethod], list[str]]:
-    """Return title, candidates and notes of a result file."""
-    from iobench.goodput.measured import from_results
-
-    candidates, notes = from_results(
-        result, size_bytes=size, blocking_s=_seconds(blocking, "--blocking")
-    )
-    measured = result.run.workload.name
-    title = f"{measured} as measured in {result.path}"
-    if workload is not None and workload != measured:
-        title = f"{workload}, by the rates of {title}"
-    return title, candidates, notes
-
-
-def _node_bytes(workload: str | None, recorded: str, gpus: int) -> int | None:
-    """Return what the ranks of a node save together; None if the recorded workload is not here."""
-    from iobench import workloads
-    from iobench.verification.imported import load_workload
-
-    if workload is None and recorded not in workloads.names():
+def _node_bytes(asked: str | None, workload: Workload | None, gpus: int) -> int | None:
+    """Return what a node saves: as asked, or its ranks together; None where neither is known."""
+    if asked is not None:
+        size_bytes = parse_size(asked, "--size")
+        if size_bytes == 0:
+            raise OptionError(f"--size {asked}: a node saves more than 0 bytes")
+        return size_bytes
+    if workload is None:
         return None
-    found = load_workload(workload or recorded)
-    return sum(found.size_bytes(rank) for rank in range(min(gpus, found.world_size)))
-
-
-def _published_step_s(workload: str | None, *, asked: bool) -> float | None:
-    """Return the workload's step time; None without one, or for an unknown name unless `asked`."""
-    from iobench import workloads
-    from iobench.verification.imported import load_workload
-
-    if workload is None or (not asked and workload not in workloads.names()):
-        return None
-    found = load_workload(workload).step_time
-    return found.seconds if found else None
+    return sum(workload.size_bytes(rank) for rank in range(min(gpus, workload.world_size)))
 
 
 def _baseline(candidates: list[SavingMethod]) -> SavingMethod:
@@ -191,19 +167,8 @@ def _baseline(candidates: list[SavingMethod]) -> SavingMethod:
     return max(found or candidates, key=lambda one: one.costs.blocking_s)
 
 
-def _size(text: str) -> int:
-    size_bytes = parse_size(text, "--size")
-    if size_bytes == 0:
-        raise OptionError(f"--size {text}: a node saves more than 0 bytes")
-    return size_bytes
-
-
-def _seconds(text: str | None, option: str) -> float | None:
-    return None if text is None else parse_seconds(text, option)
-
-
 def _above_zero(text: str | None, option: str) -> float | None:
-    seconds = _seconds(text, option)
+    seconds = None if text is None else parse_seconds(text, option)
     if seconds == 0:
         raise OptionError(f"{option} must be above zero seconds, and is {text}")
     return seconds

@@ -16,7 +16,7 @@ from iobench.cli.given import (
     check_output,
     preparing,
     print_plan,
-    print_warning,
+    read_record,
     the_directory,
 )
 from iobench.cli.pages import Shown
@@ -70,15 +70,9 @@ def reproduce(
         from iobench.cli.run import raise_failures
         from iobench.cli.train import raise_differences
         from iobench.report.claims import claims_document
-        from iobench.results import read
 
         about = study(claim)
-    records = (
-        [read(path) for path in results] if results else _measured(about, target, size, repeat)
-    )
-    for record in records:
-        if record.incomplete:
-            print_warning(record.incomplete)
+    records = [*map(read_record, results or ())] or _measured(about, target, size, repeat)
     found = judge_records(about, records)
     document = claims_document(about, records, found)
     shown.show(document)

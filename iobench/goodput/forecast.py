@@ -31,9 +31,7 @@ class Saved:
     """Time that the same work takes less than with the baseline, per 30 days of the baseline."""
 
     wall_s: float
-    gpu_hours: float
     wall_s_interval: Interval | None
-    gpu_hours_interval: Interval | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +88,7 @@ def _forecast(
         ),
         ettr_interval=_range(own[1:]),
         lost_work_s=goodput.lost_work_s(best.interval_s, costs, job),
-        saved=None if is_baseline else _saved(own, base, job),
+        saved=None if is_baseline else _saved(own, base),
         warnings=tuple(_warnings(costs, job, best)),
     )
 
@@ -110,7 +108,7 @@ def _ettrs(candidate: SavingMethod, job: TrainingJob) -> list[float]:
     ]
 
 
-def _saved(own: list[float], base: list[float], job: TrainingJob) -> Saved | None:
+def _saved(own: list[float], base: list[float]) -> Saved | None:
     """Return the saved time, paired draw by draw.
 
     The two sides were resampled independently, so the interval is too wide rather than too narrow.
@@ -120,13 +118,7 @@ def _saved(own: list[float], base: list[float], job: TrainingJob) -> Saved | Non
     if len(own) == 1 or len(base) == 1:
         own, base = own[:1], base[:1]
     wall = [MONTH_S * (1 - b / o) for o, b in zip(own, base, strict=True)]
-    gpu_hours = [seconds / 3600 * job.gpus for seconds in wall]
-    return Saved(
-        wall_s=wall[0],
-        gpu_hours=gpu_hours[0],
-        wall_s_interval=_range(wall[1:]),
-        gpu_hours_interval=_range(gpu_hours[1:]),
-    )
+    return Saved(wall_s=wall[0], wall_s_interval=_range(wall[1:]))
 
 
 def _range(values: Sequence[float]) -> Interval | None:

@@ -7,9 +7,8 @@ from dataclasses import asdict
 
 from iobench.claims.claims import Answer, ClaimFinding, ClaimMeasure, Study
 from iobench.report.document import Document, Line
-from iobench.report.facts import environment_section, repeat_section
+from iobench.report.facts import environment_section, moment, repeat_section
 from iobench.report.grid import MISSING, Column, Grid, shown
-from iobench.report.rows import moment
 from iobench.results import ResultFile
 from iobench.stats.estimates import interval_heading
 from iobench.units import count_of

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Mapping
+from datetime import datetime
 from typing import Any
 
 from iobench.bench.judging.verdict import repeats_every
@@ -14,6 +15,11 @@ from iobench.results import Environment, ResultFile, Run
 from iobench.units import GIB, format_size
 
 _UNKNOWN = "unknown"
+
+
+def moment(text: str) -> str:
+    """Return an ISO 8601 time as `2026-01-31 12:00 UTC`."""
+    return f"{datetime.fromisoformat(text):%Y-%m-%d %H:%M %Z}"
 
 
 def environment_section(run: Run) -> Section:

@@ -13,9 +13,9 @@ from iobench.bench.judging.verdict import Reason
 from iobench.goodput.forecast import Forecast
 from iobench.goodput.goodput import TrainingJob
 from iobench.report.document import Document, Line, Section
-from iobench.report.grid import MISSING, Column, Grid
+from iobench.report.grid import MISSING, Column, Grid, span
 from iobench.results import ResultFile
-from iobench.stats.estimates import ENOUGH_SAMPLES, Interval, confidence_of
+from iobench.stats.estimates import ENOUGH_SAMPLES, confidence_of
 from iobench.units import duration_form, format_seconds
 
 SCHEMA = "iobench.plan/2"
@@ -159,8 +159,7 @@ def _data(one: Forecast) -> dict[str, Any]:
         and {
             "wall_s": one.saved.wall_s,
             "wall_s_ci95": one.saved.wall_s_interval,
-            "gpu_hours": one.saved.gpu_hours,
-            "gpu_hours_ci95": one.saved.gpu_hours_interval,
+            "gpu_hours": one.saved.wall_s / 3600 * job.gpus,
         },
         "given": one.given and asdict(one.given),
         "warnings": [str(reason) for reason in one.warnings],
@@ -171,7 +170,6 @@ def _grid(forecasts: Sequence[Forecast]) -> Grid:
     """Return the table of forecasts. All durations of a column have one form."""
     many = len({one.job for one in forecasts}) > 1
     sure = f"{100 * confidence_of(_fewest_samples(forecasts)):.0f}%"
-    resampled = any(one.candidate.resampled for one in forecasts)
     saves = any(one.saved for one in forecasts)
 
     def time(name: str, value: Callable[[Forecast], float], drop: int = 0) -> Column[Forecast]:
@@ -179,7 +177,6 @@ def _grid(forecasts: Sequence[Forecast]) -> Grid:
         return Column(name, lambda one: form(value(one)), drop)
 
     form = duration_form(seconds for one in forecasts for seconds in _save_s(one))
-    hours = "hours saved/month" + (f"\n({sure} interval)" if resampled else "")
     columns: tuple[Column[Forecast] | None, ...] = (
         Column("nodes", lambda one: f"{one.job.nodes:,}") if many else None,
         time("MTBF", lambda one: one.job.mtbf_s, 3) if many else None,
@@ -189,10 +186,14 @@ def _grid(forecasts: Sequence[Forecast]) -> Grid:
         time("restore", lambda one: one.candidate.costs.restore_s, 4),
         time("best\ninterval", lambda one: one.best.interval_s),
         Column("ETTR", lambda one: f"{one.best.ettr:.4f}"),
-        Column(f"{sure}\ninterval", lambda one: _spread(one.ettr_interval, 1, 4), 7, optional=True),
+        Column(
+            f"{sure}\ninterval",
+            lambda one: span(one.ettr_interval, "{:.4f}".format),
+            7,
+            optional=True,
+        ),
         time("lost work\nper failure", lambda one: one.lost_work_s, 1),
         Column("GPU-hours\nsaved/month", _gpu_hours, 5) if saves else None,
-        Column(hours, _hours, 2, optional=True),
     )
     return Grid.of(forecasts, columns)
 
@@ -202,26 +203,15 @@ def _save_s(one: Forecast) -> list[float]:
     return [costs.blocking_s, *([costs.persist_s] if costs.asynchronous else [])]
 
 
-def _spread(interval: Interval | None, scale: float, digits: int) -> str:
-    if interval is None:
-        return MISSING
-    to = "-" if interval.low >= 0 else " to "
-    return f"{interval.low / scale:,.{digits}f}{to}{interval.high / scale:,.{digits}f}"
-
-
 def _gpu_hours(one: Forecast) -> str:
+    """Return the hours of all GPUs, with an interval where it holds 0."""
     if one.saved is None:
         return _BASELINE if one.baseline else MISSING
-    spread = one.saved.gpu_hours_interval
-    unsure = spread is not None and 0 in spread
-    return f"{one.saved.gpu_hours:,.0f}" + (f" ({_spread(spread, 1, 0)})" if unsure else "")
-
-
-def _hours(one: Forecast) -> str:
-    if one.saved is None:
-        return MISSING
-    spread = one.saved.wall_s_interval
-    return f"{one.saved.wall_s / 3600:,.1f}" + (f" ({_spread(spread, 3600, 1)})" if spread else "")
+    hours, held = one.job.gpus / 3600, one.saved.wall_s_interval
+    text = f"{one.saved.wall_s * hours:,.0f}"
+    if held is None or 0 not in held:
+        return text
+    return f"{text} ({held.low * hours:,.0f} to {held.high * hours:,.0f})"
 
 
 def _method(forecasts: Sequence[Forecast]) -> Iterator[str]:

@@ -12,10 +12,9 @@ from iobench.bench.judging.ranks import STRAGGLER
 from iobench.bench.judging.verdict import REPEATS, VerdictStatus
 from iobench.report.answer import answer
 from iobench.report.document import Details, Document, Section
-from iobench.report.facts import environment_line, environment_section, repeat_section
+from iobench.report.facts import environment_line, environment_section, moment, repeat_section
 from iobench.report.grid import MISSING, Column, Grid, shown, span
-from iobench.report.rows import Measured, moment
-from iobench.report.summary import Report
+from iobench.report.summary import Report, summarise
 from iobench.report.winners import PROVED, Summary
 from iobench.results import Operation, ResultFile, to_plain
 from iobench.results.setting import common_axes
@@ -51,12 +50,11 @@ _MOST_NAMES = 12  # in a line below the table
 
 def run_document(result: ResultFile) -> Document:
     """Return the document of one record."""
-    one = Measured.of(result)
-    document = report_document(one.report)
+    document = report_document(summarise(result))
     return replace(
         document,
         about=(*document.about, f"measured {moment(result.run.started_at)}"),
-        draw=partial(_charts, one),
+        draw=partial(_charts, result),
         appendix=(environment_section(result.run), repeat_section(result)),
         records=(result.path,),
         incomplete=result.incomplete,
@@ -80,10 +78,10 @@ def report_document(report: Report) -> Document:
     )
 
 
-def _charts(one: Measured) -> Iterable[Section]:
+def _charts(result: ResultFile) -> Iterable[Section]:
     from iobench.report.charts.run import run_charts  # it loads altair
 
-    return run_charts(one)
+    return run_charts(result)
 
 
 def heading(report: Report) -> str:

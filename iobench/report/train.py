@@ -8,10 +8,9 @@ from typing import Any
 
 from iobench.errors import ResultFileError
 from iobench.report.document import Chart, Document, Dot, Line, Section, Spread
-from iobench.report.facts import environment_line, environment_section, repeat_section
+from iobench.report.facts import environment_line, environment_section, moment, repeat_section
 from iobench.report.grid import MISSING, Column, Grid, shown, span
 from iobench.report.palette import colour_of, shape_of
-from iobench.report.rows import moment
 from iobench.results import ResultFile, TrainBlock, to_plain
 from iobench.stats.comparison import LEAST_SAMPLES, few_pairs
 from iobench.stats.estimates import interval_heading

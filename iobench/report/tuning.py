@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from iobench.report.document import Details, Document, Line, Section
-from iobench.report.facts import environment_line, facts_section
+from iobench.report.facts import environment_line, facts_section, moment
 from iobench.report.grid import MISSING, Column, Grid, shown, span
-from iobench.report.rows import moment
 from iobench.results import Environment
 from iobench.results.codec import to_plain
 from iobench.stats.estimates import Ratio, interval_heading, median

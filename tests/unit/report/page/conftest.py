@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from iobench.report.charts.run import Measured
 from iobench.report.document import Document
-from iobench.report.rows import Measured
 from iobench.report.run import run_document
 from iobench.results import MemoryUse, ResultFile, read
 from iobench.units import MIB

@@ -12,11 +12,10 @@ import pytest
 
 from iobench.bench.judging.ceiling import Ceiling
 from iobench.environment import Storage
-from iobench.report.charts.run import in_order_chart, over_time_chart, rates_chart
+from iobench.report.charts.run import Group, Measured, in_order_chart, over_time_chart, rates_chart
 from iobench.report.document import Chart, Document
 from iobench.report.kinds import document_of
 from iobench.report.page.html import html
-from iobench.report.rows import Group, Measured
 from iobench.report.run import run_document
 from iobench.results import Interference, ResultFile, Sample
 from iobench.units import GIB
