@@ -27,7 +27,7 @@ from iobench.writers.local.directory_lock import DirectoryLock
 from iobench.writers.local.new_file import make_directories
 from iobench.writers.s3 import S3Writer
 from iobench.writers.s3_store.objects import S3Objects
-from iobench.writers.s3_store.parts import Checksum, SentPart, etag_of, part_size_for
+from iobench.writers.s3_store.parts import Checksum, etag_of, part_size_for
 from iobench.writers.s3_store.target import S3Target
 from iobench.writers.s3_store.upload import KEPT_PART, ResumedUpload
 from iobench.writers.transfer import Meter
@@ -283,7 +283,7 @@ def _etag(source: SourceFile, part_size: int) -> str:
     ]
     if source.size_bytes <= part_size:
         return digests[0] if digests else hashlib.md5(usedforsecurity=False).hexdigest()
-    return etag_of([SentPart(etag=one, size_bytes=0, checksum=0) for one in digests])
+    return etag_of(digests)
 
 
 RemoteCopy = DirectoryCopy | ObjectCopy

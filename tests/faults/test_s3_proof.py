@@ -14,7 +14,6 @@ from iobench.units import MIB
 from iobench.writers.image import FileImage
 from iobench.writers.s3_store import client
 from iobench.writers.s3_store.parts import Checksum
-from iobench.writers.s3_store.upload import SentObject
 
 _DATA = content(5 * MIB + 777)
 _SMALL = content(777)
@@ -87,23 +86,6 @@ def test_a_completion_with_an_etag_that_no_store_gave(server, writer, how, s3_sa
         s3_save(writer, how, _DATA)
     assert server.objects == {"run/model": _OLD}
     assert not server.uploads
-
-
-@pytest.mark.parametrize(
-    ("found", "proved"),
-    [
-        ({"ContentLength": 3, "ETag": '"of-parts"'}, True),
-        ({"ContentLength": 4, "ETag": '"of-parts"'}, False),
-        ({"ContentLength": 3, "ETag": '"other"', "ChecksumCRC64NVME": _WRONG}, False),
-        ({"ETag": '"of-parts"'}, False),
-    ],
-)
-def test_what_proves_an_object(found: dict[str, object], proved: bool) -> None:
-    """The size, together with the checksum or the ETag."""
-    sent = SentObject(
-        size_bytes=3, checksum=Checksum.named("crc64nvme"), checksums=("x",), etag="of-parts"
-    )
-    assert sent.is_in(found) is proved
 
 
 @_HOW

@@ -251,26 +251,21 @@ class S3Client:
                 verify=None if options.verify_tls else False,
                 config=config,
             )
+            if _has_secret(str(made.meta.endpoint_url)):
+                made.close()
+                raise ValueError(made.meta.endpoint_url)
         except (BotoCoreError, ValueError) as error:
-            text = without_login(str(error))
-            if isinstance(error, ValueError) and _has_secret(str(error)):
-                # botocore quotes the invalid URL in its message, credentials included.
-                text = "it does not take the endpoint's URL, which has a login or a query in it"
+            text = str(error)
+            if _has_secret(text):  # botocore quotes an invalid URL, credentials included
+                text = "the endpoint's URL has a login or a query in it, which no store takes"
             raise UnavailableError(
                 "s3",
                 f"boto3 makes no client ({text}).",
-                "Check the AWS_* variables and the writer's options.",
+                "Check the AWS_* variables (AWS_ENDPOINT_URL_S3; keys are in AWS_ACCESS_KEY_ID and "
+                "AWS_SECRET_ACCESS_KEY) and the writer's options.",
             ) from None
         limit_connections(made, self.time_limit)
         _sign_in_python(made)
-        if _has_secret(str(made.meta.endpoint_url)):
-            made.close()
-            raise UnavailableError(
-                "s3",
-                "the endpoint's URL has a login or a query in it, which no store takes.",
-                "Remove it from AWS_ENDPOINT_URL_S3; keys are in AWS_ACCESS_KEY_ID and "
-                "AWS_SECRET_ACCESS_KEY.",
-            )
         return made
 
 

@@ -52,19 +52,23 @@ class Checksum:
 
     @classmethod
     def of_object(cls, answer: Mapping[str, Any]) -> tuple[Checksum, str] | None:
-        """Return the checksum and its value from a HeadObject answer, or None if it has neither.
-
-        A COMPOSITE value (a checksum of the parts' checksums) is ignored: the object's bytes alone
-        cannot reproduce it.
-        """
+        """Return the checksum and its value from a HeadObject answer, or None if it has neither."""
         for name in _WIDTHS:
-            value = answer.get(f"Checksum{name.upper()}")
-            whole = answer.get("ChecksumType", "FULL_OBJECT") == "FULL_OBJECT"
-            if value and whole and "-" not in value:
+            if value := cls(name=name).value_in(answer):
                 checksum = cls.named(name)
                 assert checksum is not None
                 return checksum, value
         return None
+
+    def value_in(self, answer: Mapping[str, Any]) -> str:
+        """Return the checksum of the whole object in `answer`, or an empty string.
+
+        A COMPOSITE value (a checksum of the parts' checksums) is ignored: the object's bytes alone
+        cannot reproduce it.
+        """
+        value = str(answer.get(self.field) or "")
+        whole = answer.get("ChecksumType", "FULL_OBJECT") == "FULL_OBJECT" and "-" not in value
+        return value if whole else ""
 
     @property
     def algorithm(self) -> str:
@@ -102,15 +106,6 @@ class Checksum:
         for part, size_bytes in parts:
             value = combine(value, part, size_bytes)
         return value
-
-    def composite(self, parts: Sequence[int]) -> str:
-        """Return the checksum of the parts' checksums, which older stores return.
-
-        The format is base64, a dash and the number of parts.
-        """
-        width = _WIDTHS[self.name]
-        joined = b"".join(part.to_bytes(width, "big") for part in parts)
-        return f"{self.text(self.update(memoryview(joined)))}-{len(parts)}"
 
     def text(self, value: int) -> str:
         """Return `value` in S3's notation: base64 of the big-endian bytes."""
@@ -221,13 +216,13 @@ class SentPart:
     checksum: int
 
 
-def etag_of(parts: Sequence[SentPart]) -> str:
-    """Return the ETag of an object made of these parts: the MD5 of their MD5s, and their number.
+def etag_of(etags: Sequence[str]) -> str:
+    """Return the ETag of an object made of such parts: the MD5 of their MD5s, and their number.
 
     Returns an empty string if the parts' ETags are not MD5s.
     """
     try:
-        digests = b"".join(bytes.fromhex(part.etag.strip('"')) for part in parts)
+        digests = b"".join(bytes.fromhex(etag.strip('"')) for etag in etags)
     except ValueError:
         return ""
-    return f"{hashlib.md5(digests, usedforsecurity=False).hexdigest()}-{len(parts)}"
+    return f"{hashlib.md5(digests, usedforsecurity=False).hexdigest()}-{len(etags)}"

@@ -6,7 +6,6 @@ import hashlib
 import threading
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from iobench.errors import IobenchError, TransferError
@@ -23,29 +22,6 @@ from iobench.writers.s3_store.objects import S3Objects, UnfinishedUpload, abort_
 from iobench.writers.s3_store.parts import Checksum, PartBody, SentPart, etag_of
 from iobench.writers.s3_store.target import S3Target
 from iobench.writers.transfer import Meter
-
-
-@dataclass(frozen=True, kw_only=True)
-class SentObject:
-    """An object as it was sent.
-
-    `checksums` are the values that a store may return for it: that of the whole object, or that of
-    the parts' checksums. `etag` is the ETag that stores compute from MD5s; empty if unknown.
-    """
-
-    size_bytes: int
-    checksum: Checksum | None
-    checksums: tuple[str, ...] = ()
-    etag: str = ""
-
-    def is_in(self, found: Mapping[str, Any]) -> bool:
-        """Return whether the HeadObject answer `found` proves that the key holds these bytes."""
-        if found.get("ContentLength") != self.size_bytes:
-            return False
-        if self.checksum is not None and found.get(self.checksum.field) in self.checksums:
-            return True
-        return bool(self.etag) and str(found.get("ETag")).strip('"') == self.etag
-
 
 PART_UPLOAD, PUT = "part upload", "put"
 _REFUSED = {"NotImplemented", "InvalidRequest", "InvalidArgument", "XNotImplemented"}
@@ -90,10 +66,7 @@ class S3Upload:
 
         with meter.operation("upload"):
             answer = self._with_checksum(attempt, self._field(value), meter)
-            if self._checksum:
-                text = (self._checksum.text(value),)
-                sent = SentObject(size_bytes=size, checksum=self._checksum, checksums=text)
-                self._verify(answer, sent, meter)
+            self._verify(answer, size, self._field(value), meter)
         meter.count(PUT, size)
 
     def begin(self, meter: Meter) -> None:
@@ -136,18 +109,17 @@ class S3Upload:
         An answer without an ETag is a lost answer. See `_verify` for other bytes. The
         upload can be aborted until there is proof.
         """
-        parts = sorted(self._parts.items())
-        request: dict[str, Any] = {
-            "MultipartUpload": {
-                "Parts": [
-                    {"PartNumber": number, "ETag": part.etag, **self._field(part.checksum)}
-                    for number, part in parts
-                ]
-            }
-        }
-        sent = self._sent([part for _, part in parts])
+        parts = [part for _, part in sorted(self._parts.items())]
+        described = [
+            {"PartNumber": number, "ETag": part.etag, **self._field(part.checksum)}
+            for number, part in sorted(self._parts.items())
+        ]
+        request: dict[str, Any] = {"MultipartUpload": {"Parts": described}}
+        size, whole = sum(part.size_bytes for part in parts), dict[str, str]()
         if self._checksum:
-            request |= {"ChecksumType": "FULL_OBJECT", self._checksum.field: sent.checksums[0]}
+            known = ((part.checksum, part.size_bytes) for part in parts)
+            whole = self._field(self._checksum.combined(known))
+            request |= {"ChecksumType": "FULL_OBJECT", **whole}
         with meter.phase("commit"):
             try:
                 answer = self._call(
@@ -159,8 +131,8 @@ class S3Upload:
                     meter,
                 )
             except TransferError as error:
-                answer = self._completed_unanswered(error, sent, meter)
-            self._verify(answer, sent, meter)
+                answer = self._completed_unanswered(error, size, whole, meter)
+            self._verify(answer, size, whole, meter)
         self._forget()
 
     def fail(self) -> None:
@@ -191,8 +163,6 @@ class S3Upload:
                 f"{self._target}: its multipart upload could not be aborted ({error}); type: "
                 f"iobench s3 abort-uploads {self._target}"
             )
-            if error.__context__ is not None and error.__context__.__context__ is not None:
-                error.__context__.__context__.add_note(left)
             warnings.warn(left, ResourceWarning, stacklevel=2)
         finally:
             self._forget()
@@ -203,19 +173,6 @@ class S3Upload:
     def _adopt(self, upload_id: str) -> None:
         self._id = upload_id
         _unfinished[upload_id] = self._client
-
-    def _sent(self, parts: Sequence[SentPart]) -> SentObject:
-        checksums: tuple[str, ...] = ()
-        if self._checksum:
-            whole = self._checksum.combined((part.checksum, part.size_bytes) for part in parts)
-            composite = self._checksum.composite([part.checksum for part in parts])
-            checksums = (self._checksum.text(whole), composite)
-        return SentObject(
-            size_bytes=sum(part.size_bytes for part in parts),
-            checksum=self._checksum,
-            checksums=checksums,
-            etag=etag_of(parts),
-        )
 
     def _forget(self) -> None:
         if self._id is not None:
@@ -271,17 +228,19 @@ class S3Upload:
         """Return the answer to HeadObject, with the checksum if the store keeps one."""
         return require_fields(s3.head_object(**self._where, ChecksumMode="ENABLED"), "ETag")
 
-    def _verify(self, answer: Mapping[str, Any], sent: SentObject, meter: Meter) -> None:
+    def _verify(
+        self, answer: Mapping[str, Any], size: int, sent: dict[str, str], meter: Meter
+    ) -> None:
         """Compare the checksum that the store returns, in `answer` or else by HeadObject.
 
-        Raises TransferError if the key holds other bytes. If HeadObject fails or is interrupted,
-        the error says that the object is complete. A store that returns no checksum at all is a
-        fallback.
+        Raises TransferError if the key holds other bytes than the `size` bytes with the checksum
+        `sent`. If HeadObject fails or is interrupted, the error says that the object is complete. A
+        store that returns no checksum of the whole object is a fallback.
         """
-        if sent.checksum is None:
+        if self._checksum is None:
             return
-        found, name = answer, sent.checksum.name
-        if found.get(sent.checksum.field) is None:
+        found, name = answer, self._checksum.name
+        if not self._checksum.value_in(found):
             try:
                 found = self._call(self._head, "checking what was stored", meter)
             except BaseException as error:
@@ -294,24 +253,27 @@ class S3Upload:
                     raise TransferError(error.errno, more, error.filename) from error
                 error.add_note(f"{self._target}: {text}")
                 raise
-        value = found.get(sent.checksum.field)
-        stored = found.get("ContentLength", sent.size_bytes)
-        if stored != sent.size_bytes or value not in (*sent.checksums, None):
+        value, (text,) = self._checksum.value_in(found), sent.values()
+        stored = found.get("ContentLength", size)
+        if stored != size or value not in (text, ""):
             raise TransferError(
                 f"{self._target}: the server stored something else ({stored} bytes with {name} "
-                f"{value}, not {sent.size_bytes} with {sent.checksums[0]}), which was left there"
+                f"{value}, not {size} with {text}), which was left there"
             )
-        if value is None:
+        if not value:
             meter.fell_back(
                 f"{name} compared after completion",
                 "the ETag of the answer",
                 "the server returns no checksum of what it stored",
             )
 
-    def _completed_unanswered(self, error: TransferError, sent: SentObject, meter: Meter) -> Any:
+    def _completed_unanswered(
+        self, error: TransferError, size: int, sent: dict[str, str], meter: Meter
+    ) -> Any:
         """Return the stored object although the answer was lost. Raises `error` without proof.
 
-        Either every answer was lost, or a later attempt found no such upload any more.
+        Either every answer was lost, or a later attempt found no such upload any more. The proof is
+        the size, with the checksum `sent` or the ETag that stores compute from MD5s.
         """
         cause = error.__cause__
         if cause is None or not (is_transient(cause) or code_of(cause) == "NoSuchUpload"):
@@ -321,7 +283,10 @@ class S3Upload:
         except IobenchError as failure:
             error.add_note(f"{self._target}: its content is not known ({failure})")
             raise error from cause
-        if not sent.is_in(found):
+        etag = etag_of([part.etag for _, part in sorted(self._parts.items())])
+        same = bool(sent) and sent.items() <= found.items()
+        same = same or (bool(etag) and found["ETag"].strip('"') == etag)
+        if not same or found.get("ContentLength") != size:
             raise error
         # An earlier save of the same bytes gives the same proof; this upload may still exist then.
         self.abort()
