@@ -36,7 +36,7 @@ from iobench.linux import kernel_version
 from iobench.units import GIB, format_rate
 
 PACKAGES = (
-    *("torch", "numpy", "safetensors", "pandas", "pydantic", "xxhash", "pyuring", "boto3"),
+    *("torch", "numpy", "safetensors", "pandas", "xxhash", "pyuring", "boto3"),
     *("awscrt", "lightning", "transformers", "accelerate", "deepspeed", "runai-model-streamer"),
     "torch-checkpointing",
 )

@@ -5,7 +5,7 @@
         print(file.path, file.size_bytes, len(file.tensors))
 
 `models` has architectures and tensor names. `layouts` has the ways in which frameworks split them
-into files. Nothing here needs torch. Loading the first workload imports pydantic and yaml.
+into files. Nothing here needs torch. Loading the first workload imports yaml.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from iobench.workloads.workload import ModelWorkload, StepTime, Workload
 
 if TYPE_CHECKING:
     from iobench.workloads.layouts import Layout
-    from iobench.workloads.schema import ArchEntry, LayoutEntry, ModelEntry
+    from iobench.workloads.schema import ModelEntry
 
 _DIRECTORY = Path(__file__).parent
 
@@ -61,15 +61,16 @@ def built(content: object, path: Path, name: str) -> Workload:
 
     Raises WorkloadFileError like `load`.
     """
-    from iobench.workloads.schema import WorkloadEntry, problem, validate
+    from iobench.workloads.schema import ModelEntry, WorkloadEntry, problem, validate
 
     entry = validate(WorkloadEntry, content, path)
     facts: dict[str, Any] = {
         "name": printable(name),
         "description": entry.description,
-        "step_time": StepTime(**dict(entry.step_time)) if entry.step_time else None,
         "source": entry.source,
     }
+    if entry.step_time is not None:
+        facts["step_time"] = validate(StepTime, entry.step_time, path, ("step_time",))
     if entry.files is not None:
         from iobench.workloads.listed import ListedWorkload, specs_of
 
@@ -80,15 +81,14 @@ def built(content: object, path: Path, name: str) -> Workload:
     for field in ("model", "layout"):
         if getattr(entry, field) is None:
             raise WorkloadFileError(f"{path}: field {field!r} is missing")
-    assert entry.model is not None
-    assert entry.layout is not None
-    if isinstance(entry.model, str):
-        if entry.model not in model_names():
-            known = f"must be one of {', '.join(model_names())}, or a mapping with name and arch"
-            raise problem(path, "model", entry.model, known)
+    if isinstance(entry.model, dict):
+        inline = validate(ModelEntry, entry.model, path, ("model",))
+        model = _model(inline.name or name, inline, path, ("model",))
+    elif entry.model in model_names():
         model = load_model(entry.model)
     else:
-        model = _model(entry.model.name, entry.model, path, ("model",))
+        known = f"must be one of {', '.join(model_names())}, or a mapping with family and arch"
+        raise problem(path, "model", entry.model, known)
     layout = _layout(entry.layout, path)
     try:
         layout.check(layout.prepare(model))
@@ -104,7 +104,7 @@ def _build(path: Path) -> Workload:
 
 
 def _model(name: str, entry: ModelEntry, path: Path, prefix: tuple[str, ...]) -> Model:
-    from iobench.workloads.schema import problem
+    from iobench.workloads.schema import problem, validate
 
     def field(*parts: str) -> str:
         return ".".join((*prefix, *parts))
@@ -113,19 +113,18 @@ def _model(name: str, entry: ModelEntry, path: Path, prefix: tuple[str, ...]) ->
         known = f"must be one of {', '.join(FAMILIES)}"
         raise problem(path, field("family"), entry.family, known)
     family = FAMILIES[entry.family]
-    _check_arch(entry.arch, family, path, field)
+    arch = validate(Arch, entry.arch, path, (*prefix, "arch"))
+    _check_arch(arch, family, path, field)
     return Model(
         name=name,
         family=family,
-        arch=Arch(**dict(entry.arch)),
+        arch=arch,
         source=entry.source,
         tokenizer=entry.tokenizer,
     )
 
 
-def _check_arch(
-    arch: ArchEntry, family: Family, path: Path, field: Callable[[str, str], str]
-) -> None:
+def _check_arch(arch: Arch, family: Family, path: Path, field: Callable[[str, str], str]) -> None:
     """Raise WorkloadFileError for numbers that do not fit each other or the family."""
     from iobench.workloads.schema import problem
 
@@ -163,13 +162,17 @@ def _check_arch(
         raise problem(path, field("arch", "num_kv_heads"), kv_heads, wanted)
 
 
-def _layout(entry: LayoutEntry, path: Path) -> Layout:
+def _layout(content: object, path: Path) -> Layout:
     from iobench.workloads.layouts import LAYOUTS, MAX_RANKS
     from iobench.workloads.schema import problem, validate
 
-    if entry.id not in LAYOUTS:
-        raise problem(path, "layout.id", entry.id, f"must be one of {', '.join(LAYOUTS)}")
-    layout = validate(LAYOUTS[entry.id], dict(entry.model_extra or {}), path, ("layout",))
+    if not isinstance(content, dict):
+        raise problem(path, "layout", content, "must be a mapping with an id")
+    fields = dict(content)
+    kind = fields.pop("id", None)
+    if not isinstance(kind, str) or kind not in LAYOUTS:
+        raise problem(path, "layout.id", kind, f"must be one of {', '.join(LAYOUTS)}")
+    layout = validate(LAYOUTS[kind], fields, path, ("layout",))
     if layout.ranks > MAX_RANKS:
         raise problem(path, "layout", layout.ranks, f"at most {MAX_RANKS} ranks are allowed")
     return layout

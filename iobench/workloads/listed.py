@@ -8,16 +8,13 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from iobench.errors import UsageError, WorkloadFileError
 from iobench.units import format_size, format_size_exact
 from iobench.workloads.layouts.layout import file_of
 from iobench.workloads.specs import FileFormat, FileSpec, TensorSpec, dtype_bytes
 from iobench.workloads.workload import Scale, Workload
-
-if TYPE_CHECKING:
-    from iobench.workloads.schema import FileEntry
 
 RESERVED = "manifest.json"
 """A run adds a file of this path to each checkpoint: no file of a workload has it."""
@@ -128,10 +125,13 @@ def line_of(tensor: TensorSpec) -> str:
     return f"{tensor.dtype} {'x'.join(map(str, tensor.shape)) or '-'} {name}"
 
 
-def specs_of(entries: Iterable[FileEntry], path: Path) -> Iterator[FileSpec]:
+def specs_of(entries: Iterable[object], path: Path) -> Iterator[FileSpec]:
     """Yield the files of `entries`. Raises WorkloadFileError; `path` is that of the file."""
+    from iobench.workloads.schema import FileEntry, validate
+
     taken: set[str] = set()
-    for number, entry in enumerate(entries):
+    for number, content in enumerate(entries):
+        entry = validate(FileEntry, content, path, ("files", str(number)))
         try:
             _check_path(entry.path, taken)
             tensors, size = _parsed(entry.tensors, entry.format), entry.size_bytes

@@ -3,103 +3,54 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_type_hints
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError
+from msgspec import Meta, ValidationError, convert
 
 from iobench.errors import WorkloadFileError
 from iobench.text import printable
-from iobench.workloads.specs import FileFormat
+from iobench.units import parse_size
+from iobench.workloads.specs import FileFormat, Size, Text
 
 SCHEMA = "iobench.workload/1"
 
-Text = Annotated[str, Field(min_length=1)]
-Length = Annotated[int, Field(ge=1, le=2**27)]
-"""A dimension of a tensor. The bound turns a typing error into a message, not an hour of work."""
 Entry = TypeVar("Entry")
 
-_MOST_VALUES = 100_000  # of 10,000 listed files; without a list, the largest that ships has 60
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelEntry:
+    """A file of `iobench/workloads/models`, or with a `name` the model in a workload file."""
 
-class _Entry(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
-
-class ArchEntry(_Entry):
-    """`arch`: see `iobench.workloads.models.model.Arch`."""
-
-    vocab_size: Length
-    hidden_size: Length
-    num_layers: Annotated[int, Field(ge=1, le=10_000)]
-    num_heads: Length
-    ffn_hidden_size: Length
-    num_kv_heads: Length | None = None
-    head_dim: Length | None = None
-    max_positions: Length | None = None
-    num_experts: Annotated[int, Field(ge=1, le=10_000)] | None = None
-    expert_ffn_size: Length | None = None
-    num_shared_experts: Annotated[int, Field(ge=1, le=10_000)] | None = None
-    num_dense_layers: Annotated[int, Field(ge=1, le=10_000)] | None = None
-    q_lora_rank: Length | None = None
-    kv_lora_rank: Length | None = None
-    qk_nope_head_dim: Length | None = None
-    qk_rope_head_dim: Length | None = None
-    v_head_dim: Length | None = None
-
-
-class ModelEntry(_Entry):
-    """A file of `iobench/workloads/models`."""
-
+    name: str = ""
     family: Text
     source: str = ""
-    arch: ArchEntry
-    tokenizer: dict[Text, PositiveInt] = {}
+    arch: Any
+    tokenizer: dict[Text, Annotated[int, Meta(ge=1)]] = dataclasses.field(default_factory=dict)
 
 
-class InlineModelEntry(ModelEntry):
-    """A model that is described inside a workload file."""
-
-    name: Text
-
-
-class LayoutEntry(BaseModel):
-    """`layout`: an id, and the parameters of that layout."""
-
-    model_config = ConfigDict(extra="allow", strict=True, frozen=True)
-
-    id: Text
-
-
-class FileEntry(_Entry):
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FileEntry:
     """A file of `files`. `tensors` has a line for each: `bfloat16 32000x4096 head.weight`."""
 
     path: Text
     format: FileFormat = "raw"
-    size_bytes: Annotated[int, Field(ge=0, le=2**50)] | None = None
+    size_bytes: Annotated[int, Meta(ge=0, le=2**50)] | None = None
     tensors: str = ""
 
 
-class StepTimeEntry(_Entry):
-    """`step_time`: seconds per training step, the number and type of GPUs, and the source."""
-
-    seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)]
-    gpus: PositiveInt
-    hardware: Text
-    precision: Text
-    source: Text
-
-
-class WorkloadEntry(_Entry):
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class WorkloadEntry:
     """A workload file: either a model and a layout, or a list of files."""
 
-    schema_: Annotated[Literal["iobench.workload/1"], Field(alias="schema")]
+    schema: Literal["iobench.workload/1"]
     description: str = ""
-    model: str | InlineModelEntry | None = None
-    layout: LayoutEntry | None = None
-    files: Annotated[list[FileEntry], Field(min_length=1)] | None = None
-    step_time: StepTimeEntry | None = None
+    model: Any = None
+    layout: Any = None
+    files: Annotated[list[Any], Meta(min_length=1)] | None = None
+    step_time: Any = None
     source: str = ""
 
 
@@ -137,25 +88,49 @@ _Dumper.add_representer(str, _Dumper.represent_str)
 
 
 def validate(kind: type[Entry], content: object, path: Path, prefix: tuple[str, ...] = ()) -> Entry:
-    """Return `content` as `kind`, a pydantic model or dataclass.
+    """Return `content` as `kind`, a dataclass.
 
     Raises WorkloadFileError with the first invalid field, its value and what is allowed. `prefix`
     is the path of `content` in the file.
     """
+    where, hints = ".".join(prefix), _hints(kind)  # type: ignore[arg-type]
+    fields = {one.name: one for one in dataclasses.fields(kind)}  # type: ignore[arg-type]
     if not isinstance(content, dict):
-        where = ".".join(prefix)
-        wanted = f"a mapping with the fields {', '.join(_field_names(kind))}"
+        wanted = f"must be a mapping with the fields {', '.join(fields)}"
         if not where:
-            raise WorkloadFileError(f"{path}: holds {_shown(content)}: must be {wanted}")
-        raise problem(path, where, content, f"must be {wanted}")
-    try:
-        if issubclass(kind, BaseModel):
-            return kind.model_validate(content)
-        return kind(**content)
-    except ValidationError as error:
-        raise _first_problem(kind, error, path, prefix) from error
-    except TypeError as error:  # keys of the mapping that are not strings
-        raise WorkloadFileError(f"{path}: field {'.'.join(prefix)!r}: {error}") from error
+            raise WorkloadFileError(f"{path}: holds {_shown(content)}: {wanted}")
+        raise problem(path, where, content, wanted)
+    values: dict[str, Any] = {}
+    for name, value in content.items():
+        field = ".".join((*prefix, str(name)))
+        if name not in fields:
+            known = f"there is no such field; known here: {', '.join(fields)}"
+            raise problem(path, field, value, known)
+        try:
+            if hints[name] is Size and isinstance(value, str):
+                value = parse_size(value)
+            values[name] = convert(value, hints[name])
+        except ValidationError as error:
+            raise problem(path, field, value, _allowed(hints[name], error)) from error
+        except ValueError as error:
+            raise problem(path, field, value, str(error)) from error
+    for name, one in fields.items():
+        needed = one.default is one.default_factory is dataclasses.MISSING
+        if needed and name not in values:
+            raise WorkloadFileError(f"{path}: field {'.'.join((*prefix, name))!r} is missing")
+    return kind(**values)
+
+
+@cache
+def _hints(kind: Any) -> dict[str, Any]:
+    return get_type_hints(kind, include_extras=True)
+
+
+def _allowed(kind: Any, error: ValidationError) -> str:
+    """Return what is allowed, in msgspec's words: `Expected ...` becomes `must be ...`."""
+    if isinstance((names := get_args(kind) or ("",))[0], str):  # a Literal
+        return f"must be one of {', '.join(names)}"
+    return str(error).partition(", got")[0].replace("Expected", "must be").replace("`", "")
 
 
 def problem(path: Path, field: str, value: object, allowed: str) -> WorkloadFileError:
@@ -163,13 +138,12 @@ def problem(path: Path, field: str, value: object, allowed: str) -> WorkloadFile
 
 
 class _Loader(yaml.SafeLoader):
-    """SafeLoader that refuses a key given twice, aliases that multiply, and control characters."""
+    """SafeLoader that refuses a key given twice, aliases, and control characters."""
 
-    def get_single_node(self) -> Any:
-        node = super().get_single_node()
-        if node is not None:
-            _count(node, {})
-        return node
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):  # a few lines of nested ones name billions of values
+            raise _problem("an alias: write the value itself", self.peek_event())  # type: ignore[no-untyped-call]
+        return super().compose_node(parent, index)
 
     def construct_scalar(self, node: Any) -> Any:
         value = super().construct_scalar(node)
@@ -188,77 +162,8 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep=deep)
 
 
-def _count(node: Any, known: dict[int, int]) -> int:
-    """Return the number of values of `node`, counting an alias as everything that it names.
-
-    The loader shares aliased content, but a later traversal visits each copy. A few lines of nested
-    aliases would keep it busy forever. Raises ConstructorError.
-    """
-    if id(node) in known:
-        if not known[id(node)]:
-            raise _problem("an alias that contains itself", node)
-        return known[id(node)]
-    known[id(node)] = 0
-    count = 1
-    if isinstance(node, yaml.SequenceNode):
-        count += sum(_count(child, known) for child in node.value)
-    elif isinstance(node, yaml.MappingNode):
-        count += sum(_count(child, known) for pair in node.value for child in pair)
-    if count > _MOST_VALUES:
-        raise _problem(f"more than {_MOST_VALUES:,} values, aliases counted in full", node)
-    known[id(node)] = count
-    return count
-
-
 def _problem(text: str, node: Any) -> yaml.MarkedYAMLError:
     return yaml.constructor.ConstructorError(None, None, text, node.start_mark)
-
-
-def _first_problem(
-    kind: type[Any], error: ValidationError, path: Path, prefix: tuple[str, ...]
-) -> WorkloadFileError:
-    details = error.errors(include_url=False)
-    # pydantic reports an error for every member of a union. The deepest one fits the user's intent.
-    detail = max(details, key=lambda entry: (entry["type"] == "extra_forbidden", len(entry["loc"])))
-    parts = [str(part) for part in detail["loc"] if part not in ("InlineModelEntry", "str")]
-    field = ".".join((*prefix, *parts))
-    owner = _owner(kind, parts[:-1])
-    if detail["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
-        known = ", ".join(_field_names(owner))
-        return problem(path, field, detail["input"], f"there is no such field; known here: {known}")
-    if detail["type"] in ("missing", "missing_argument"):
-        return WorkloadFileError(f"{path}: field {field!r} is missing")
-    if field == "model":
-        return problem(path, field, detail["input"], "must be a model's name, or a mapping")
-    return problem(path, field, detail["input"], _allowed(detail["msg"]))
-
-
-def _allowed(message: str) -> str:
-    """Reword pydantic's message: `Input should be ...` becomes `must be ...`."""
-    if "valid dictionary" in message:
-        return "must be a mapping"
-    for old, new in (("Input should be ", "must be "), ("Value error, ", "")):
-        message = message.replace(old, new)
-    return message[:1].lower() + message[1:]
-
-
-def _owner(kind: type[Any], parts: list[str]) -> type[Any]:
-    """Return the class that has the fields under `parts`."""
-    nested: dict[str, type[Any]] = {
-        "arch": ArchEntry,
-        "model": InlineModelEntry,
-        "layout": LayoutEntry,
-        "step_time": StepTimeEntry,
-    }
-    if parts and parts[0] == "files":
-        return FileEntry
-    return nested.get(parts[-1], kind) if parts else kind
-
-
-def _field_names(kind: type[Any]) -> list[str]:
-    if dataclasses.is_dataclass(kind):
-        return [field.name for field in dataclasses.fields(kind)]
-    return [field.alias or name for name, field in kind.model_fields.items()]
 
 
 def _shown(value: object) -> str:

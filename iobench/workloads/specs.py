@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
-from typing import Literal
+from typing import Annotated, Literal
+
+from msgspec import Meta
 
 from iobench.formats.safetensors_header import DTYPES
 
 FileFormat = Literal["safetensors", "torch", "dcp", "raw"]
+Text = Annotated[str, Meta(min_length=1)]
+Size = Annotated[int, Meta(ge=1)]
+"""Bytes, written as in `iobench.units` in YAML: 5GB, 4GiB, 1048576."""
 
 SAFETENSORS_METADATA = {"format": "pt"}
 """`__metadata__` of every safetensors file of a workload, like that of transformers."""

@@ -11,12 +11,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+from msgspec import Meta
 
 from iobench.errors import UsageError
 from iobench.units import format_size, format_size_exact
 from iobench.workloads.models.model import Model
-from iobench.workloads.specs import FileSpec
+from iobench.workloads.specs import FileSpec, Text
 
 if TYPE_CHECKING:
     from iobench.workloads.layouts.layout import Layout
@@ -64,11 +66,11 @@ class Scale:
 class StepTime:
     """Duration of one training step of the model, and the source of the measurement."""
 
-    seconds: float
-    gpus: int
-    hardware: str
-    precision: str
-    source: str
+    seconds: Annotated[float, Meta(gt=0, le=1e9)]
+    gpus: Annotated[int, Meta(ge=1)]
+    hardware: Text
+    precision: Text
+    source: Text
 
 
 @dataclass(frozen=True, kw_only=True)

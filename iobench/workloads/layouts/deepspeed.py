@@ -7,12 +7,10 @@ _create_fp16_sub_groups).
 from __future__ import annotations
 
 from collections.abc import Hashable
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from pydantic.dataclasses import dataclass
-
 from iobench.workloads.layouts.layout import (
-    CONFIG,
     DTYPES,
     HF_FAMILIES,
     STEP,
@@ -29,7 +27,7 @@ _SUB_GROUP_ELEMENTS = 10**9  # DeepSpeed's default sub_group_size, counted in pa
 _PLACEHOLDER_BYTES = 519  # per tensor of model_states: 151 kB for 291 in a published checkpoint
 
 
-@dataclass(frozen=True, kw_only=True, config=CONFIG)
+@dataclass(frozen=True, kw_only=True)
 class _DeepSpeed(Layout):
     """`world_size` data parallel ranks; 16-bit weights in `precision`, optimizer in fp32."""
 
@@ -58,7 +56,7 @@ class _DeepSpeed(Layout):
         return (raw_file("zero_to_fp32.py", 30000), raw_file("latest", tag, exact=True))
 
 
-@dataclass(frozen=True, kw_only=True, config=CONFIG)
+@dataclass(frozen=True, kw_only=True)
 class DeepSpeedZero1(_DeepSpeed):
     """Per rank and parameter group three flat fp32 tensors: both moments and the master weights."""
 
@@ -86,14 +84,14 @@ class DeepSpeedZero1(_DeepSpeed):
         return _adamw_states(state, "optimizer_state_dict/single_partition_of_fp32_groups", sizes)
 
 
-@dataclass(frozen=True, kw_only=True, config=CONFIG)
+@dataclass(frozen=True, kw_only=True)
 class DeepSpeedZero2(DeepSpeedZero1):
     """The files of stage 1: gradients, which stage 2 partitions too, are not saved."""
 
     id: ClassVar[str] = "deepspeed-zero2"
 
 
-@dataclass(frozen=True, kw_only=True, config=CONFIG)
+@dataclass(frozen=True, kw_only=True)
 class DeepSpeedZero3(_DeepSpeed):
     """Per rank and sub group (at most about 10^9 elements) three flat fp32 tensors.
 

@@ -11,12 +11,10 @@ and other plain values, which DCP stores as small pickles, are left out.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from pydantic.dataclasses import dataclass
-
 from iobench.workloads.layouts.layout import (
-    CONFIG,
     DTYPES,
     HF_FAMILIES,
     MOE_FAMILIES,
@@ -30,7 +28,7 @@ from iobench.workloads.models.model import Model
 from iobench.workloads.specs import FileSpec, TensorSpec
 
 
-@dataclass(frozen=True, kw_only=True, config=CONFIG)
+@dataclass(frozen=True, kw_only=True)
 class FsdpDcp(Layout):
     """`world_size` ranks. `precision` is that of parameters and moments; the compute may differ.
 

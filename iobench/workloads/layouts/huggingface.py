@@ -9,14 +9,10 @@ order that of Trainer._save_checkpoint.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
-from typing import Annotated, ClassVar, Literal
+from dataclasses import dataclass
+from typing import ClassVar, Literal
 
-from pydantic import BeforeValidator, Field
-from pydantic.dataclasses import dataclass
-
-from iobench.units import parse_size
 from iobench.workloads.layouts.layout import (
-    CONFIG,
     DTYPES,
     HF_FAMILIES,
     MOE_FAMILIES,
@@ -28,17 +24,10 @@ from iobench.workloads.layouts.layout import (
     torch_file,
 )
 from iobench.workloads.models.model import Model
-from iobench.workloads.specs import FileSpec, TensorSpec
-
-Size = Annotated[
-    int,
-    BeforeValidator(lambda size: parse_size(size) if isinstance(size, str) else size),
-    Field(ge=1),
-]
-"""Bytes, written as in `iobench.units`: 5GB, 4GiB, 1048576."""
+from iobench.workloads.specs import FileSpec, Size, TensorSpec
 
 
-@dataclass(frozen=True, kw_only=True, config=CONFIG)
+@dataclass(frozen=True, kw_only=True)
 class HfExport(Layout):
     """One process saves only the weights, in shards of at most `max_shard_size` bytes."""
 
@@ -99,7 +88,7 @@ def split_shards(tensors: list[TensorSpec], max_shard_size: int) -> list[list[Te
     return shards
 
 
-@dataclass(frozen=True, kw_only=True, config=CONFIG)
+@dataclass(frozen=True, kw_only=True)
 class HfTrainer(Layout):
     """A checkpoint-N directory of transformers' Trainer under DDP with AdamW.
 

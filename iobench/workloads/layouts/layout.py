@@ -16,15 +16,12 @@ from functools import lru_cache
 from math import prod
 from typing import Annotated, ClassVar
 
-from pydantic import ConfigDict, Field
+from msgspec import Meta
 
 from iobench.formats.safetensors_header import file_order, file_size
 from iobench.formats.torch_zip import zip_bytes
 from iobench.workloads.models.model import Model, Parameter
 from iobench.workloads.specs import SAFETENSORS_METADATA, FileFormat, FileSpec, TensorSpec
-
-CONFIG = ConfigDict(extra="forbid", strict=True)
-"""pydantic configuration of every layout: no unknown fields, no silent conversions."""
 
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 """Precision in YAML -> torch dtype name."""
@@ -38,7 +35,7 @@ MOE_FAMILIES = ("mixtral", "qwen3-moe", "deepseek-v3")
 MAX_RANKS = 2**17
 """Largest world size. It limits the time that a wrong number in a workload file can cost."""
 
-Ranks = Annotated[int, Field(ge=1, le=MAX_RANKS)]
+Ranks = Annotated[int, Meta(ge=1, le=MAX_RANKS)]
 """A number of ranks."""
 
 STEP = 1000
@@ -74,7 +71,7 @@ _ONE_PICKLE = 126  # of one tensor, besides the name of its storage class and th
 
 @dataclass(frozen=True, kw_only=True)
 class Layout(ABC):
-    """Base of every layout. A subclass is a frozen pydantic dataclass with the fields of the YAML.
+    """Base of every layout. A subclass is a frozen dataclass with the fields of the YAML.
 
     `id` is the name in YAML; `families` are the model families that the layout can hold.
     """

@@ -10,14 +10,11 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Hashable, Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import ClassVar, Literal, NamedTuple
 
-from pydantic.dataclasses import dataclass
-
 from iobench.workloads.layouts.layout import (
-    CONFIG,
     DTYPES,
     STEP,
     Layout,
@@ -44,7 +41,7 @@ class Coordinates(NamedTuple):
     expert: int
 
 
-@dataclass(frozen=True, kw_only=True, config=CONFIG)
+@dataclass(frozen=True, kw_only=True)
 class Megatron(Layout):
     """`tensor_parallel` x `pipeline_parallel` x `data_parallel` ranks, weights in `precision`.
 
@@ -143,7 +140,7 @@ class Megatron(Layout):
         return raw_file("latest_checkpointed_iteration.txt", len(str(STEP)), exact=True)
 
 
-@dataclass(frozen=True, kw_only=True, config=CONFIG)
+@dataclass(frozen=True, kw_only=True)
 class MegatronLegacy(Megatron):
     """Megatron-LM's torch format: model_optim_rng.pt of each model parallel rank.
 
@@ -215,7 +212,7 @@ def _flat_optimizer(parameters: list[Parameter]) -> list[TensorSpec]:
     ]
 
 
-@dataclass(frozen=True, kw_only=True, config=CONFIG)
+@dataclass(frozen=True, kw_only=True)
 class MegatronTorchDist(Megatron):
     """Megatron-Core's distributed checkpoint, fully parallel save: every rank writes.
 

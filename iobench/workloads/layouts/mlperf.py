@@ -12,17 +12,17 @@ configs/dlio/workload/llama3_*.yaml.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
+from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field
-from pydantic.dataclasses import dataclass
+from msgspec import Meta
 
-from iobench.workloads.layouts.layout import CONFIG, DTYPES, STEP, Layout, Ranks, torch_file
+from iobench.workloads.layouts.layout import DTYPES, STEP, Layout, Ranks, torch_file
 from iobench.workloads.models.model import Model, Parameter
 from iobench.workloads.specs import FileSpec, TensorSpec
 
 
-@dataclass(frozen=True, kw_only=True, config=CONFIG)
+@dataclass(frozen=True, kw_only=True)
 class MlPerf(Layout):
     """`tensor_parallel` x `pipeline_parallel` x `data_parallel` ranks under ZeRO `zero_stage`."""
 
@@ -32,7 +32,7 @@ class MlPerf(Layout):
     tensor_parallel: Ranks = 1
     pipeline_parallel: Ranks = 1
     data_parallel: Ranks = 8
-    zero_stage: Annotated[int, Field(ge=0, le=3)] = 3
+    zero_stage: Annotated[int, Meta(ge=0, le=3)] = 3
     precision: Literal["fp16", "bf16", "fp32"] = "fp16"
 
     def check(self, model: Model) -> None:

@@ -14,8 +14,14 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import groupby
 from math import prod
+from typing import Annotated
+
+from msgspec import Meta
 
 Row = tuple[str, tuple[str, ...], int | None]
+Length = Annotated[int, Meta(ge=1, le=2**27)]
+"""A dimension of a tensor. The bound turns a typing error into a message, not an hour of work."""
+Count = Annotated[int, Meta(ge=1, le=10_000)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,23 +38,23 @@ class Arch:
     `qk_nope_head_dim`, `qk_rope_head_dim`, `v_head_dim`.
     """
 
-    vocab_size: int
-    hidden_size: int
-    num_layers: int
-    num_heads: int
-    ffn_hidden_size: int
-    num_kv_heads: int | None = None
-    head_dim: int | None = None
-    max_positions: int | None = None
-    num_experts: int | None = None
-    expert_ffn_size: int | None = None
-    num_shared_experts: int | None = None
-    num_dense_layers: int | None = None
-    q_lora_rank: int | None = None
-    kv_lora_rank: int | None = None
-    qk_nope_head_dim: int | None = None
-    qk_rope_head_dim: int | None = None
-    v_head_dim: int | None = None
+    vocab_size: Length
+    hidden_size: Length
+    num_layers: Count
+    num_heads: Length
+    ffn_hidden_size: Length
+    num_kv_heads: Length | None = None
+    head_dim: Length | None = None
+    max_positions: Length | None = None
+    num_experts: Count | None = None
+    expert_ffn_size: Length | None = None
+    num_shared_experts: Count | None = None
+    num_dense_layers: Count | None = None
+    q_lora_rank: Length | None = None
+    kv_lora_rank: Length | None = None
+    qk_nope_head_dim: Length | None = None
+    qk_rope_head_dim: Length | None = None
+    v_head_dim: Length | None = None
 
     def symbols(self) -> dict[str, int]:
         """Return the symbols of template shapes. QKV is the width of q, k and v, as in DLIO.

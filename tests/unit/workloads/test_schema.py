@@ -39,8 +39,7 @@ step_time: {seconds: 0.5, gpus: 1, hardware: A100, precision: BF16, source: meas
 
 def test_a_file_of_ones_own(write: Callable[[str], Path]) -> None:
     """A model described in the file works with any layout; the workload is named after the file. A
-    file that names a shipped model and layout equals the shipped workload. Aliases shorten a file
-    like in any YAML, also repeated."""
+    file that names a shipped model and layout equals the shipped workload."""
     workload = workloads.load(write(_INLINE))
     assert workload.name == "mine"
     assert workload.parameters == 2 * 1000 * 64 + 2 * (4 * 64 * 64 + 3 * 96 * 64 + 2 * 64) + 64
@@ -48,8 +47,6 @@ def test_a_file_of_ones_own(write: Callable[[str], Path]) -> None:
     assert workload.step_time is not None
     assert workload.step_time.seconds == 0.5
     assert workloads.load(write(_GOOD)).files() == workloads.load("llama7b-fsdp").files()
-    text = _INLINE.replace("hidden_size: 64", "hidden_size: &n 64").replace("size: 96", "size: *n")
-    assert workloads.load(write(text.replace("num_heads: 4", "num_heads: *n"))).parameters
 
 
 def test_the_guide_is_right(write: Callable[[str], Path]) -> None:
@@ -70,13 +67,13 @@ def test_the_guide_is_right(write: Callable[[str], Path]) -> None:
     [
         ("iobench.workload/1", "iobench.workload/9", "'schema' is 'iobench.workload/9': must be"),
         ("model: llama-7b", "model: llama-9b", "'model' is 'llama-9b': must be one of bloom-3b"),
-        ("model: llama-7b", "model: 7", "'model' is 7: must be a model's name"),
+        ("model: llama-7b", "model: 7", "'model' is 7: must be one of bloom-3b"),
         ("model: llama-7b\n", "", "field 'model' is missing"),
         ("model: llama-7b", "modle: llama-7b", "'modle' is 'llama-7b': there is no such field"),
         ("fsdp-dcp", "fsdp", "'layout.id' is 'fsdp': must be one of hf-trainer"),
-        ("world_size: 8", "world_size: 0", "'layout.world_size' is 0: must be greater"),
+        ("world_size: 8", "world_size: 0", "'layout.world_size' is 0: must be int >= 1"),
         ("world_size: 8", "ranks: 8", "'layout.ranks' is 8: there is no such field; known here: w"),
-        ("world_size: 8", "8: 8", "'layout.8' is 8: keys should be strings"),
+        ("world_size: 8", "8: 8", "'layout.8' is 8: there is no such field"),
         ("{id: fsdp-dcp, world_size: 8}", "fsdp-dcp", "'layout' is 'fsdp-dcp': must be a mapping"),
         ("fsdp-dcp, world_size: 8", "hf-export, max_shard_size: 5XB", "'5XB' is not a size"),
         ("fsdp-dcp, world_size: 8", "mlperf", "cannot hold a model of family 'llama'; it holds"),
@@ -96,7 +93,7 @@ def test_a_broken_file_is_answered_in_one_line(
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [
-        ("num_layers: 2", "num_layers: -2", "'model.arch.num_layers' is -2: must be greater"),
+        ("num_layers: 2", "num_layers: -2", "'model.arch.num_layers' is -2: must be int >= 1"),
         ("num_layers: 2, ", "", "field 'model.arch.num_layers' is missing"),
         ("num_layers: 2", "layers: 2", "'model.arch.layers' is 2: there is no such field; known"),
         ("num_heads: 4", "num_heads: 5", "'model.arch.num_heads' is 5: must divide hidden_size 64"),
@@ -108,7 +105,7 @@ def test_a_broken_file_is_answered_in_one_line(
         ("num_heads: 4", "num_heads: 4, max_positions: 3", "does not use it; remove it"),
         ("family: llama", "family: gpt2", "'model.arch.max_positions' is missing: family 'gpt2'"),
         ("family: llama", "family: opt", "'model.family' is 'opt': must be one of llama"),
-        ("seconds: 0.5", "seconds: .inf", "'step_time.seconds' is inf: must be a finite number"),
+        ("seconds: 0.5", "seconds: .inf", "'step_time.seconds' is inf: must be float <= 1"),
     ],
 )
 def test_a_broken_model_is_answered_in_one_line(
@@ -129,30 +126,21 @@ def test_what_is_no_mapping_is_refused(write: Callable[[str], Path], tmp_path: P
     _refused(tmp_path / "binary.yaml", "is not UTF-8 text")
 
 
-_NESTED = "[&a0 x, " + ", ".join(
-    f"&a{n + 1} [{', '.join([f'*a{n}'] * 10)}]" for n in range(9)
-) + "]"  # fmt: skip
-_MERGED = "m0: &m0 {x: 1}\n" + "".join(
-    f"m{n + 1}: &m{n + 1} {{<<: [{', '.join([f'*m{n}'] * 10)}]}}\n" for n in range(9)
-)
-
-
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        (_GOOD.replace("llama-7b", _NESTED), "100,000 values"),
-        (_GOOD + _MERGED, "100,000 values"),
-        (_GOOD.replace("llama-7b", "&a [*a]"), "an alias that contains itself"),
+        (_GOOD.replace("llama-7b", "&a [*a]"), "line 2, column 12: is not YAML: an alias"),
+        (_GOOD + "m: &m {x: 1}\nn: {<<: *m}\n", "an alias: write the value itself"),
         (_GOOD.replace("llama-7b", "!!bool x"), "does not fit its tag"),
         (_GOOD + 'description: "\\e[2J"', "control characters"),
         (_GOOD + 'description: "\\ud800"', "control characters"),
     ],
-    ids=["nested", "merged", "recursive", "tag", "escape", "surrogate"],
+    ids=["recursive", "merged", "tag", "escape", "surrogate"],
 )
 def test_a_hostile_file_is_answered_in_one_line(
     write: Callable[[str], Path], text: str, says: str
 ) -> None:
-    """A few bytes that expand to billions of values, and text with control characters."""
+    """Aliases, of which a few expand to billions of values, and text with control characters."""
     _refused(write(text), says)
 
 
@@ -238,7 +226,7 @@ def test_a_list_of_files(write: Callable[[str], Path]) -> None:
         (f"{_TENSORS}- {{path: a, size_bytes: 1}}", "directory with files"),
         (f"{_TENSORS}- {{path: a/m.pt/b, size_bytes: 1}}", "of another file"),
         ("- {path: a}", "'size_bytes' is that of a raw"),
-        ("- {path: a, size_bytes: -1}", "must be greater than or equal to 0"),
+        ("- {path: a, size_bytes: -1}", "must be int >= 0"),
         ("- {path: a, size_bytes: 9, tensors: int8 1 x}", "a raw file has none"),
         ("- {path: a, format: torch}", "has a line for each"),
         ("- {path: a, format: torch, size_bytes: 9, tensors: int8 1 x}", "others have none"),
@@ -252,7 +240,7 @@ def test_a_list_of_files(write: Callable[[str], Path]) -> None:
         (f"- {{path: a, format: torch, tensors: int8 {'9' * 15}x{'9' * 15} x}}", "bytes"),
         ("- {path: a, format: safetensors, tensors: complex128 1 x}", "cannot hold"),
         ("- {path: a, sizes: 3}", "known here: path, format, size_bytes, tensors"),
-        (" []", "should have at least 1 item"),
+        (" []", "must be array of length >= 1"),
         (f"{_TENSORS}model: llama-7b", "field 'model': leave it out"),
     ],
 )
