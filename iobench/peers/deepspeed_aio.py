@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("iobench")
 _DATA, _INDEX = "data", "index.json"  # the two files in the directory of one state
+_BUILD_S = 1200.0  # one of its files was compiled for 400 s on a busy machine
 
 _Parts = list[tuple["torch.Tensor", "torch.Tensor"]]
 """Parts of tensors, and their places in a block."""
@@ -126,8 +128,10 @@ class DeepspeedAio(Peer):
 
         if not is_built():
             _log.warning("peer:deepspeed-aio: building its async_io operator, which takes minutes")
-        for lock in _extensions().glob("**/async_io/lock"):  # left by a killed build, it stays
-            _log.warning("peer:deepspeed-aio: waiting for another build, until %s is gone", lock)
+        for lock in _extensions().glob("**/async_io/lock"):  # torch waits until it is gone
+            changed_s = max(path.stat().st_mtime for path in lock.parent.iterdir())
+            if time.time() - changed_s > _BUILD_S:
+                raise TimeoutError(f"{lock} is left by a killed build; remove this file")
         handle = (
             AsyncIOBuilder()
             .load()

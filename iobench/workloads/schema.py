@@ -93,8 +93,9 @@ def validate(kind: type[Entry], content: object, path: Path, prefix: tuple[str, 
     Raises WorkloadFileError with the first invalid field, its value and what is allowed. `prefix`
     is the path of `content` in the file.
     """
-    where, hints = ".".join(prefix), _hints(kind)  # type: ignore[arg-type]
-    fields = {one.name: one for one in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    described: Any = kind
+    where, hints = ".".join(prefix), _hints(described)
+    fields = {one.name: one for one in dataclasses.fields(described)}
     if not isinstance(content, dict):
         wanted = f"must be a mapping with the fields {', '.join(fields)}"
         if not where:
@@ -142,7 +143,8 @@ class _Loader(yaml.SafeLoader):
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):  # a few lines of nested ones name billions of values
-            raise _problem("an alias: write the value itself", self.peek_event())  # type: ignore[no-untyped-call]
+            event = self.get_event()  # type: ignore[no-untyped-call]  # PyYAML has no types
+            raise _problem("an alias: write the value itself", event)
         return super().compose_node(parent, index)
 
     def construct_scalar(self, node: Any) -> Any:

@@ -21,7 +21,7 @@ from msgspec import Meta
 Row = tuple[str, tuple[str, ...], int | None]
 Length = Annotated[int, Meta(ge=1, le=2**27)]
 """A dimension of a tensor. The bound turns a typing error into a message, not an hour of work."""
-Count = Annotated[int, Meta(ge=1, le=10_000)]
+Amount = Annotated[int, Meta(ge=1, le=10_000)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,16 +40,16 @@ class Arch:
 
     vocab_size: Length
     hidden_size: Length
-    num_layers: Count
+    num_layers: Amount
     num_heads: Length
     ffn_hidden_size: Length
     num_kv_heads: Length | None = None
     head_dim: Length | None = None
     max_positions: Length | None = None
-    num_experts: Count | None = None
+    num_experts: Amount | None = None
     expert_ffn_size: Length | None = None
-    num_shared_experts: Count | None = None
-    num_dense_layers: Count | None = None
+    num_shared_experts: Amount | None = None
+    num_dense_layers: Amount | None = None
     q_lora_rank: Length | None = None
     kv_lora_rank: Length | None = None
     qk_nope_head_dim: Length | None = None
