@@ -38,22 +38,17 @@ _PEERS = {
     "boto3-upload-file": "#c76f52",
     "s3torchconnector": "#b56aa8",
 }
-_OTHER_WRITERS = ("#4a86c5", "#2f9686", "#7f74d6", "#5f9440", "#4f8fa3", "#9a6cc9")
-_OTHER_PEERS = ("#c9682f", "#c65470", "#a97a2e", "#b06a55", "#bb5c9c", "#96803a")
 
 
 def colour_of(writer: str) -> str:
     """Return the colour of a writer or `peer:NAME`; of an unknown one by a hash of its name."""
     name = writer.removeprefix(PREFIX)
-    known, others = (_PEERS, _OTHER_PEERS) if name != writer else (_WRITERS, _OTHER_WRITERS)
-    return known.get(name) or _hashed(name, others)
+    known = _PEERS if name != writer else _WRITERS
+    # Not hash(): that of a text differs from process to process.
+    number = zlib.crc32(name.encode("utf-8", "surrogatepass")) % len(known)
+    return known.get(name) or [*known.values()][number]
 
 
 def shape_of(writer: str) -> str:
     """Return the shape of a sample: peers differ from our writers without colour too."""
     return DIAMOND if writer.startswith(PREFIX) else CIRCLE
-
-
-def _hashed(name: str, colours: tuple[str, ...]) -> str:
-    # Not hash(): that of a text differs from process to process.
-    return colours[zlib.crc32(name.encode("utf-8", "surrogatepass")) % len(colours)]

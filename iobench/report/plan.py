@@ -6,7 +6,6 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
-from functools import partial
 from typing import Any
 
 from iobench.bench.judging.verdict import Reason
@@ -61,20 +60,9 @@ def plan_document(
             "notes": list(notes),
         },
         rows="forecasts",
-        draw=partial(_sections, ends),
         appendix=(Section(heading="Repeat it", commands=(command,)),),
         records=(result.path,) if result else (),
     )
-
-
-def _sections(ends: Sequence[Sequence[Forecast]]) -> Iterator[Section]:
-    from iobench.report.charts.ettr import interval_chart
-
-    charts = [
-        interval_chart(own, _grid(own), name=f"ettr-interval-{number}")
-        for number, own in enumerate(ends, 1)
-    ]
-    yield Section(heading="Time that trains", charts=tuple(charts))
 
 
 def _assumptions(jobs: Sequence[TrainingJob]) -> str:

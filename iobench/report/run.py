@@ -18,7 +18,7 @@ from iobench.report.summary import Report, summarise
 from iobench.report.winners import PROVED, Summary
 from iobench.results import Operation, ResultFile, to_plain
 from iobench.results.setting import common_axes
-from iobench.stats.estimates import ENOUGH_SAMPLES, confidence_of, interval_heading
+from iobench.stats.estimates import interval_heading
 from iobench.units import count_of, format_rate, format_size, in_gib
 from iobench.writers.transfer import LatencyFigures
 
@@ -179,7 +179,7 @@ def notes(report: Report) -> tuple[list[str], list[str]]:
 
     For every reader are failures, also of fio, stragglers, and the reasons of bad rows. So are data
     that repeat, because storage may know them, and rates above that of fio. The others are about
-    ranks, decisions, the baseline, fio, intervals, memory and verdicts.
+    ranks, decisions, the baseline, fio, memory and verdicts.
     """
     bad = {
         reason for one in report.summaries if one.verdict not in PROVED for reason in one.reasons
@@ -192,7 +192,7 @@ def notes(report: Report) -> tuple[list[str], list[str]]:
     first = [*_failure_lines(report), *fio, *_straggler_lines(report), *_reason_lines(report, bad)]
     parts = (
         *(_rank_lines, _decision_lines, _baseline_line, _ceiling_lines),
-        *(_interval_line, _memory_line, _reason_lines),
+        *(_memory_line, _reason_lines),
     )
     return first, [line for part in parts for line in part(report) if line not in first]
 
@@ -281,15 +281,6 @@ def _ceiling_lines(report: Report) -> Iterator[str]:
 
 def _no_ceiling(of: str, ceiling: Ceiling) -> str:
     return f"{of}: not measured ({ceiling.reason})"
-
-
-def _interval_line(report: Report) -> list[str]:
-    several = (one.repetitions for one in report.summaries if one.repetitions > 1)
-    fewest = min(several, default=ENOUGH_SAMPLES)
-    if fewest >= ENOUGH_SAMPLES:
-        return []
-    sure = f"{100 * confidence_of(fewest):.0f}%"
-    return [f"interval: {fewest} samples can bound a median with {sure} confidence at most"]
 
 
 def _memory_line(report: Report) -> list[str]:

@@ -34,7 +34,6 @@ from iobench.report.winners import (
 from iobench.results import (
     Environment,
     Failure,
-    Interference,
     MemoryUse,
     ResultFile,
     Run,
@@ -368,17 +367,14 @@ def _reasons(verdict: Verdict, samples: Sequence[Sample], lasted: OverTime | Non
 
 
 def _outlier(samples: Sequence[Sample], position: int) -> Reason:
-    disturbed = unusual(samples, position)
-    if samples[position].interference is not None:
-        disturbed = disturbed or ["nothing unusual seen"]
+    measured = format_rate(rates(samples)[position]), disturbances(samples[position])
     return Reason(
         text=f"repetition {samples[position].repetition + 1} is an outlier, and is counted",
-        measured=(format_rate(rates(samples)[position]), *disturbed),
+        measured=tuple(filter(None, measured)),
     )
 
 
 _PART = 0.01  # of the sample's time or bytes: a smaller disturbance explains nothing
-_TIMES = 2.0  # as much as in the median sample
 _WORDS: Mapping[str, Callable[[float], str]] = {
     "steal_s": lambda amount: f"{format_seconds(amount)} of CPU stolen",
     "memory_stall_s": lambda amount: f"{format_seconds(amount)} of waiting for memory",
@@ -387,25 +383,18 @@ _WORDS: Mapping[str, Callable[[float], str]] = {
 }
 
 
-def disturbances(seen: Interference) -> list[str]:
-    """Return what others did while the clock ran, in words."""
-    return [words(amount) for name, words in _WORDS.items() if (amount := getattr(seen, name))]
+def disturbances(sample: Sample) -> str:
+    """Return in words what others did while the clock ran; empty where it was not recorded.
 
-
-def unusual(samples: Sequence[Sample], position: int) -> list[str]:
-    """Return the disturbances of `samples[position]` that most of the others do not have, in words.
-
-    A disturbance counts if it took at least 1% of the sample's time (stolen CPU, waiting for
-    memory) or bytes (others' I/O on the device). It must also be more than twice that of the median
-    sample. Empty without such a disturbance, or if the samples have no such counters.
+    It counts if it took at least 1% of the sample's time (stolen CPU, waiting for memory) or bytes
+    (others' I/O on the device).
     """
-    sample, found = samples[position], []
+    if sample.interference is None:
+        return ""
+    found = []
     for name, words in _WORDS.items():
-        own = getattr(sample.interference, name, None)
         whole = sample.elapsed_s if name.endswith("_s") else sample.bytes
-        if own is None or own < _PART * whole:
-            continue  # most are: the others need no look then
-        amounts = [getattr(one.interference, name, None) for one in samples]
-        if own > _TIMES * median([amount for amount in amounts if amount is not None]):
-            found.append(words(own))
-    return found
+        amount = getattr(sample.interference, name)
+        if amount is not None and amount >= _PART * whole:
+            found.append(words(amount))
+    return ", ".join(found) or "nothing unusual seen"

@@ -10,13 +10,9 @@ from support.journals import write_journal
 
 from iobench.claims.claims import study
 from iobench.claims.reproduction import judge_records
-from iobench.goodput.forecast import forecast
-from iobench.goodput.goodput import TrainingJob
-from iobench.goodput.measured import by_hand
 from iobench.report.claims import claims_document
 from iobench.report.compare import compare, compare_document
 from iobench.report.kinds import document_of
-from iobench.report.plan import plan_document
 from iobench.results import read
 
 _RESULTS = Path(__file__).parents[2] / "results"
@@ -32,16 +28,6 @@ def test_training(open_page: OpenPage) -> None:
     assert opened.count("figure svg") == opened.count("figure")
     assert opened.run("document.documentElement.scrollWidth") <= 400
     assert opened.tooltip("stall")[0].startswith("repetition")
-    assert opened.problems == []
-
-
-def test_plan(open_page: OpenPage) -> None:
-    """A dot for each way to save."""
-    candidates = by_hand(save_s=30.0, blocking_s=2.0, restore_s=60.0)
-    jobs = TrainingJob(nodes=64), TrainingJob(nodes=2048)
-    found = [one for job in jobs for one in forecast(candidates, candidates[0], job)]
-    opened = open_page(plan_document(found, title="by hand"))
-    assert opened.marks("ettr-interval-2", "symbol") == len(candidates)
     assert opened.problems == []
 
 

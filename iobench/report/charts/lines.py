@@ -1,4 +1,4 @@
-"""Lines over time or over another axis, with dots: a curve for each writer or way to save."""
+"""Lines over time, with dots: a curve for each writer."""
 
 from __future__ import annotations
 
@@ -44,12 +44,10 @@ def lines_chart(
     x: alt.X,
     y: alt.Y,
     step: bool = False,
-    numbers: Grid | None = None,
 ) -> Chart:
     """Return the chart of `curves`. `says` begins the text for people who cannot see it.
 
-    With `step` each value of a line holds until the next one. `numbers` is the table of the chart,
-    if that of its own points is not meant.
+    With `step` each value of a line holds until the next one.
     """
     colours = {one.label: one.colour for one in curves}
     scale = alt.Scale(domain=[*colours], range=[*colours.values()])
@@ -76,7 +74,7 @@ def lines_chart(
         alt=f"{says}: {spoken}.",
         caption=caption,
         spec=spec_of(alt.layer(*layers), _HEIGHT),
-        numbers=numbers or _numbers(curves),
+        numbers=_numbers(curves),
     )
 
 

@@ -64,7 +64,7 @@ class RunRow:
 
     def words(self, sample: Sample) -> dict[str, str]:
         """Return what a tooltip says about `sample`, by heading."""
-        verdict, seen = judge(sample, self.context), sample.interference
+        verdict = judge(sample, self.context)
         bad = verdict.status not in PROVED
         return {
             "writer": self.summary.label,
@@ -72,9 +72,7 @@ class RunRow:
             "rate": format_rate(rate(sample.bytes, sample.elapsed_s)),
             "time": f"{format_seconds(sample.elapsed_s)} for {format_size(sample.bytes)}",
             "verdict": f"{verdict.status}: {verdict.reasons[0]}" if bad else str(verdict.status),
-            "others meanwhile": ", ".join(disturbances(seen)) or "nothing seen"
-            if seen
-            else "not recorded",
+            "others meanwhile": disturbances(sample) or "not recorded",
         }
 
 

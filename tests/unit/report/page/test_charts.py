@@ -117,12 +117,12 @@ def test_what_does_not_count_is_hollow_and_widens_no_axis(recorded: ResultFile) 
 def test_the_tooltip_of_a_sample(recorded: ResultFile) -> None:
     """Repetition and verdict, and what others did meanwhile."""
     seen = Interference(
-        steal_s=0.25, memory_stall_s=None, foreign_read_bytes=0, foreign_write_bytes=2**20
+        steal_s=0.25, memory_stall_s=None, foreign_read_bytes=0, foreign_write_bytes=2**30
     )
     measured = _with(recorded, lambda one: replace(one, interference=seen))
     (first, *_) = measured.rows
     words = first.words(first.samples[0])
-    assert words["others meanwhile"] == "250 ms of CPU stolen, 1.00 MiB written by others"
+    assert words["others meanwhile"] == "250 ms of CPU stolen, 1.00 GiB written by others"
     assert words["repetition"] == str(first.samples[0].repetition + 1)
     assert words["verdict"].startswith("VALID")
     lost = replace(first.samples[0], bytes=1)

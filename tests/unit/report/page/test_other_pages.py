@@ -17,7 +17,6 @@ from iobench.claims.claims import study
 from iobench.claims.reproduction import judge_records
 from iobench.cli.pages import Shown
 from iobench.errors import UsageError
-from iobench.goodput import goodput
 from iobench.goodput.forecast import Forecast, forecast
 from iobench.goodput.goodput import TrainingJob
 from iobench.goodput.measured import by_hand
@@ -97,31 +96,12 @@ def forecasts(nodes: list[int]) -> list[Forecast]:
 
 
 def test_plan() -> None:
-    """Each curve is highest at its dot, the best interval; ETTR is that of the formula."""
-    found = forecasts([2048])
-    page = plan_document(found, title="by hand")
-    chart = page.charts["ettr-interval-1"]
-    (sync, background), job = found, found[0].job
-    points = {row["label"].split()[-1]: row for row in values(chart, "point")}
-    lines = values(chart, "line")
-    minutes = 60.0
-    assert points["sync"]["x"] * minutes == pytest.approx(sync.best.interval_s)
-    assert points["async"]["y"] == background.best.ettr
-    for row in lines:
-        assert row["y"] <= points[row["label"].split()[-1]]["y"] + 1e-12
-    one = next(row for row in lines if row["label"].endswith(" sync"))
-    expected = goodput.ettr(one["x"] * minutes, sync.candidate.costs, job)
-    assert one["y"] == pytest.approx(expected)
+    """The answer and a row for each way to save; of several sizes the smallest and the largest."""
+    page = plan_document(forecasts([2048]), title="by hand")
     assert page.answer[0].texts[0].startswith("Save every")
-    check(page)
-
-
-def test_plan_of_several_sizes() -> None:
-    """The curves of the smallest and the largest job."""
-    page = plan_document(forecasts([64, 512, 2048]), title="by hand")
-    assert list(page.charts) == ["ettr-interval-1", "ettr-interval-2"]
-    assert [line.subject for line in page.answer] == ["Smallest job", "Largest job"]
-    check(page)
+    assert f"{forecasts([2048])[1].best.ettr:.4f}" in html(page)
+    several = plan_document(forecasts([64, 512, 2048]), title="by hand")
+    assert [line.subject for line in several.answer] == ["Smallest job", "Largest job"]
 
 
 def test_ranks() -> None:

@@ -68,5 +68,5 @@ def test_each_writer_and_peer_has_its_own() -> None:
     assert len({*own}) == len(own) > 15
     assert {shape_of(name) for name in registry.names()} == {palette.CIRCLE}
     assert {shape_of(f"peer:{name}") for name in peers.names()} == {palette.DIAMOND}
-    assert colour_of("somebody's") == "#9a6cc9"
+    assert colour_of("somebody's") == "#14958a"
     assert colour_of("peer:\ud800").startswith("#")
