@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from iobench.checkpoint.aliases import View
+from iobench.checkpoint.ties import view_on
 from iobench.errors import DataMismatchError
 from iobench.formats.tensors import torch_dtype
 
@@ -123,7 +123,7 @@ class _Unflattener:
 
     def tensor(self, value: dict[str, Any]) -> torch.Tensor:
         leaf = self._tensors[value["$tensor"]]
-        return View.read(value).of(leaf) if "stride" in value else leaf
+        return view_on(leaf, value) if "stride" in value else leaf
 
     def array(self, value: dict[str, Any]) -> np.ndarray[Any, Any]:
         leaf = self._tensors[value["$array"]].contiguous().reshape(-1).view(torch.uint8)

@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 
-from iobench.checkpoint.aliases import ALIGNMENT
 from iobench.checkpoint.checksums import record_of, recorded
 from iobench.checkpoint.content import Content, Contents
 from iobench.checkpoint.manifest import Manifest, Pieces
@@ -31,9 +30,9 @@ from iobench.checkpoint.state_tree import FlatState, Template, flatten
 from iobench.checkpoint.store import Staged
 from iobench.errors import StateError
 from iobench.formats.collector import collector_paused
-from iobench.formats.many_parts import Numbers, ScatteredImage
-from iobench.formats.safetensors_header import header_bytes
-from iobench.formats.tensor_layouts import FileLayout, Located, TensorLayouts, numbers
+from iobench.formats.many_parts import ScatteredImage
+from iobench.formats.safetensors_header import DTYPES, header_bytes
+from iobench.formats.tensor_layouts import FileLayout, Located, numbers
 from iobench.formats.tensors import tensor_bytes, tensor_memory
 from iobench.units import GIB
 from iobench.writers.image import Bytes, FileImage
@@ -59,16 +58,6 @@ def of_one_rank(state: Any) -> Any:
     return whole
 
 
-class _Part(NamedTuple):
-    """A leaf of the tensor file that is not one whole tensor: memory that several tensors share.
-
-    It begins `shift` bytes after the tensor with the number `tensor`.
-    """
-
-    tensor: int
-    shift: int
-
-
 class Structure(Template):
     """What the files of a checkpoint have in common with those of the next one.
 
@@ -83,7 +72,13 @@ class Structure(Template):
 
     def __init__(self, flat: FlatState) -> None:
         """Raises StateError for a state that the format cannot hold."""
-        described = [(name, leaf.dtype, leaf.shape) for name, leaf in flat.leaves.items()]
+        described = [
+            (name, layout.dtype_name, layout.shape)
+            if layout.dtype_name in DTYPES
+            else (name, "uint8", (layout.size_bytes,))
+            for name, layout in zip(flat.tensors, flat.layouts.each, strict=True)
+            if name not in flat.ties
+        ]
         try:
             header, sizes = header_bytes(described)
         except ValueError as error:
@@ -91,105 +86,21 @@ class Structure(Template):
         super().__init__(flat)
         self.pieces = Pieces([("", len(header)), *sizes.items()])
         self.size_bytes = sum(self.pieces.sizes)
-        parts = _parts(flat)
         self._file = FileLayout(header, list(filter(None, sizes.values())))
-        self._find_leaves([name for name, size in sizes.items() if size], parts)
-        self._find_views(flat, parts)
-
-    def _find_leaves(self, names: list[str], parts: Mapping[str, _Part]) -> None:
-        """Find the memory of the leaves `names`, which are those in the file, in its order."""
         number = dict(zip(self.names, itertools.count()))
-        self._tensors = numbers(map(number.__getitem__, names))
-        self._reaches = self.layouts.reaches[self._tensors]
-        scattered = ~self.layouts.contiguous[self._tensors]
-        self._shifts = np.zeros_like(self._tensors)
-        self._shared = [at for at, name in enumerate(names) if name in parts]
-        for at in self._shared:
-            self._tensors[at], self._shifts[at] = parts[names[at]]
-            self._reaches[at], scattered[at] = self._file.lengths[at + 1], False
-        self._copied = np.flatnonzero(scattered).tolist()
-
-    def _find_views(self, flat: FlatState, parts: Mapping[str, _Part]) -> None:
-        """Find the tensors that share memory, and their distances in bytes."""
-        number = {name: at for at, name in enumerate(self.names)} if flat.views else {}
-        members = [number[name] for name in flat.views]
-        bases = [
-            parts[view.leaf].tensor if view.leaf in parts else number[view.leaf]
-            for view in flat.views.values()
-        ]
-        tensors = list(flat.tensors.values()) if flat.views else []
-        self._members, self._bases = numbers(members), numbers(bases)
-        self._distances = numbers(
-            tensors[member].data_ptr() - tensors[base].data_ptr()
-            for member, base in zip(members, bases, strict=True)
-        )
-
-    @property
-    def comparable(self) -> bool:
-        """Whether `find` and `has_aliases_of` can tell that a state has this structure."""
-        # Shared memory on a device is copied through a tensor on a storage that contains all of it.
-        return super().comparable and (self.on_cpu or not len(self._shared))
-
-    def has_aliases_of(self, located: Located) -> bool:
-        """Whether the tensors share memory like those of the first state, and no other ones do.
-
-        False for overlapping memory of several storages, which torch.from_numpy can make.
-        """
-        addresses, storages = located.addresses, located.storages
-        moved = addresses[self._members] - addresses[self._bases] != self._distances
-        parted = storages[self._members] != storages[self._bases]
-        starts = addresses[self._tensors] + self._shifts
-        odd = ((starts - storages[self._tensors]) % ALIGNMENT)[self._shared]
-        if moved.any() or parted.any() or odd.any():
-            return False
-        return not _overlap(starts, self._reaches)
+        self._tensors = numbers(number[name] for name, size in sizes.items() if size)
+        self._copied = np.flatnonzero(~self.layouts.contiguous[self._tensors]).tolist()
 
     def leaf_by_leaf(self, path: str, tensors: Sequence[torch.Tensor]) -> FileImage:
         """Return the tensor file on the memory of a state on any device."""
-        leaves = [tensors[number].detach() for number in self._tensors]
-        for at in self._shared:
-            leaves[at] = _memory_at(leaves[at], int(self._shifts[at]), int(self._reaches[at]))
-        return FileImage.of_parts(path, [self._file.text, *map(tensor_memory, leaves)])
+        leaves = [tensor_memory(tensors[number].detach()) for number in self._tensors]
+        return FileImage.of_parts(path, [self._file.text, *leaves])
 
     def image(self, path: str, located: Located, tensors: list[torch.Tensor]) -> ScatteredImage:
         """Return the tensor file on the memory of a CPU state."""
-        addresses = located.addresses[self._tensors] + self._shifts
+        addresses = located.addresses[self._tensors]
         apart = {at: tensor_bytes(tensors[self._tensors[at]]) for at in self._copied}
         return self._file.image(path, addresses, apart, owners=located.owners)
-
-
-def _memory_at(tensor: torch.Tensor, shift: int, size_bytes: int) -> torch.Tensor:
-    """Return bytes of the storage of a tensor, from `shift` after the tensor begins."""
-    storage = tensor.untyped_storage()
-    begin = tensor.data_ptr() + shift - storage.data_ptr()
-    raw = torch.empty(0, dtype=torch.uint8, device=tensor.device)
-    return raw.set_(storage, begin, (size_bytes,), (1,))
-
-
-def _overlap(begins: Numbers, reaches: Numbers) -> bool:
-    """Whether some bytes are in two of the ranges."""
-    order = np.argsort(begins)
-    begins, ends = begins[order], (begins + reaches)[order]
-    return bool((begins[1:] < ends[:-1]).any())
-
-
-def _parts(flat: FlatState) -> dict[str, _Part]:
-    """Return the leaves that are not one whole tensor, by name."""
-    if not flat.views:
-        return {}
-    whole = flat.tensors.get
-    names = [name for name, leaf in flat.leaves.items() if leaf.source is not whole(name)]
-    tensors = list(flat.tensors.values())
-    number = {name: at for at, name in enumerate(flat.tensors)}
-    members: dict[str, list[int]] = {}
-    for name, view in flat.views.items():
-        members.setdefault(view.leaf, []).append(number[name])
-    parts: dict[str, _Part] = {}
-    for name in names:
-        # Two storages can begin at one address: the largest one contains the whole leaf.
-        at = max(members[name], key=lambda one: tensors[one].untyped_storage().nbytes())
-        parts[name] = _Part(at, flat.leaves[name].source.data_ptr() - tensors[at].data_ptr())
-    return parts
 
 
 FORMAT = "safetensors"
@@ -204,7 +115,7 @@ SKELETON = "state.json"
 
 @dataclass(frozen=True, kw_only=True)
 class Serialized(Content):
-    """Contents of the files `TENSORS` and `SKELETON`. Several tensors may share one leaf."""
+    """Contents of the files `TENSORS` and `SKELETON`."""
 
     structure: Structure = field(repr=False)
 
@@ -253,7 +164,7 @@ class Serializer(Contents):
         if structure is None:
             return None
         found = structure.find(state)
-        if found is None or not structure.has_aliases_of(found.located):
+        if found is None:
             return None
         return Serialized(
             structure=structure,
@@ -266,27 +177,14 @@ class Serializer(Contents):
         self._last = None  # also if `state` cannot be saved
         flat = flatten(state, compact=True)
         structure = Structure(flat)
-        tensors = list(flat.tensors.values())
-        located = structure.layouts.locate_same(tensors)
-        if located is None:
-            raise StateError(f"{_without_storage(flat)}: its storage is smaller than the tensor")
-        if structure.comparable and structure.has_aliases_of(located):
+        if structure.comparable:
             self._last = structure
         return Serialized(
             structure=structure,
             skeleton=structure.skeleton(flat.plain_texts()),
-            tensors=tensors,
-            located=located,
+            tensors=list(flat.tensors.values()),
+            located=flat.located,
         )
-
-
-def _without_storage(flat: FlatState) -> str:
-    """Return the name of the first tensor that its storage does not hold."""
-    return next(
-        name
-        for name, tensor in flat.tensors.items()
-        if TensorLayouts([tensor]).locate([tensor]) is None
-    )
 
 
 _MANY, _SMALL = 5000, 2 * GIB

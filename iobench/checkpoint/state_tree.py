@@ -25,11 +25,11 @@ import msgspec
 import numpy as np
 import torch
 
-from iobench.checkpoint.aliases import Leaf, View, share
 from iobench.checkpoint.rebuild import PerRank
+from iobench.checkpoint.ties import TiesAlike, ties_of, view_entry
 from iobench.errors import StateError
 from iobench.formats.safetensors_header import DTYPES
-from iobench.formats.tensor_layouts import Located, TensorLayout, TensorLayouts, all_plain
+from iobench.formats.tensor_layouts import Located, TensorLayouts, all_plain
 from iobench.formats.tensors import dtype_name, resolved, tensor_from_bytes, torch_dtype
 
 json_text = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
@@ -201,20 +201,20 @@ PlainValue = tuple[Any, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class FlatState:
-    """A flattened state: `skeleton` for JSON, `leaves` by name for the tensor file.
+    """A flattened state: `skeleton` for JSON, and the tensors of the file.
 
     `tensors` are the tensors of the state by name, of `layouts`, and then its `array_count` numpy
-    arrays as tensors. Several tensors may share one leaf, and `views` are those that are not a
-    whole leaf. `spec` describes the structure, with the `plain` values of the skeleton by number;
-    it is None for a state that cannot be compared with another one.
+    arrays as tensors. `ties` has the names of tensors that are not in the file, and of those that
+    are in their place. `spec` describes the structure, with the `plain` values of the skeleton by
+    number; it is None for a state that cannot be compared with another one.
     """
 
     skeleton: Any = field(repr=False)
-    leaves: dict[str, Leaf]
     tensors: dict[str, torch.Tensor] = field(repr=False)
     array_count: int
     layouts: TensorLayouts = field(repr=False)
-    views: dict[str, View]
+    located: Located = field(repr=False)
+    ties: dict[str, str]
     spec: TreeSpec | None
     plain: list[PlainValue] = field(repr=False)
     per_rank: frozenset[int] = frozenset()
@@ -246,6 +246,7 @@ class Template:
         self.names = list(flat.tensors)
         self.tensor_count = len(flat.tensors) - flat.array_count
         self.layouts = flat.layouts
+        self._ties = TiesAlike(flat.layouts, flat.located)
         self._spec = flat.spec
         if flat.spec is None:
             self.texts, self._order = [json_text(flat.skeleton)], list[int]()
@@ -271,7 +272,7 @@ class Template:
     def find(self, state: Any) -> KnownState | None:
         """Return what `state` has; None if its structure or the layout of a tensor is another one.
 
-        Which tensors share memory is not compared. None too for what `flatten` raises StateError.
+        Also if other tensors are tied, and for what `flatten` raises StateError.
         """
         found = Collected()
         try:
@@ -281,7 +282,9 @@ class Template:
             return None
         tensors = [*found.tensors, *found.arrays]
         located = self.layouts.locate(tensors)
-        return None if located is None else KnownState(found.texts, tensors, located)
+        if located is None or not self._ties.alike(located):
+            return None
+        return KnownState(found.texts, tensors, located)
 
     def skeleton(self, texts: Mapping[int, str]) -> str:
         """Return the JSON of the skeleton with `texts` as the plain values, by number."""
@@ -307,39 +310,51 @@ def plain_text(value: Any, path: tuple[Any, ...]) -> str | None:
     return None if flattener.tensors or flattener.arrays or flattener.plain else json_text(encoded)
 
 
-Share = Callable[
-    [Mapping[str, torch.Tensor], Sequence[TensorLayout]], tuple[dict[str, Leaf], dict[str, View]]
-]
+def flatten(
+    state: Any, *, rank: int = 0, sharded: Sequence[Any] | None = None, compact: bool = False
+) -> FlatState:
+    """Return the skeleton and the tensors of `state`. Everything except tensors is copied.
 
-
-def flatten(state: Any, *, rank: int = 0, share: Share = share, compact: bool = False) -> FlatState:
-    """Return the skeleton and the leaves of `state`. Everything except tensors is copied.
-
-    The name of a leaf is its path, joined by dots. Tensors whose memory overlaps share a leaf, so
-    tied weights are saved once and are tied again after a load; `share` finds such tensors. In the
-    name of a leaf inside of a PerRank is the `rank`. With `compact`, the skeleton has one entry for
+    The name of a tensor is its path, joined by dots; inside of a PerRank it has the `rank`. Tensors
+    of the same bytes are tied: they are saved once, and are tied again after a load. Tensors whose
+    memory only overlaps are saved separately, like in stock DCP. `sharded` are the DTensors of
+    which the tensors are parts, or None for each, in a file of DCP; a file of safetensors, without
+    it, has tensors as bytes whose dtype that lacks. With `compact`, the skeleton has one entry for
     a dict of many tensors, `{"$tensors": [prefix of the names, key, key, ...]}`. Raises StateError
     with the path of an object that cannot be saved.
     """
     flattener = _Flattener(rank)
     skeleton, spec = flattener.encode(state, ())
-    tensors, arrays = flattener.tensors, flattener.arrays
-    layouts = TensorLayouts([*tensors.values(), *arrays.values()])
-    leaves, views = share(tensors, layouts.each[: len(tensors)])
-    for name, view in views.items():
-        flattener.entries[name].update({"$tensor": view.leaf, **view.layout})
-    leaves.update({name: Leaf.of_tensor(array) for name, array in arrays.items()})
+    tensors, arrays = {**flattener.tensors, **flattener.arrays}, len(flattener.arrays)
+    layouts = TensorLayouts([*tensors.values()])
+    located = layouts.locate_same([*tensors.values()])
+    if located is None:
+        lost = (one for one in tensors if _without_storage(tensors[one]))
+        raise StateError(f"{next(lost)}: its storage is smaller than the tensor")
+    each = dict(zip(flattener.tensors, layouts.each, strict=False))
+    ties = ties_of(each, located, sharded)
+    views = [name for name, leaf in ties.items() if each[name] != each[leaf]]
+    if sharded is None:
+        views += [name for name, layout in each.items() if layout.dtype_name not in DTYPES]
+    for name, leaf in ties.items():
+        flattener.entries[name]["$tensor"] = leaf
+    for name in views:
+        flattener.entries[name].update(view_entry(each[name], each[ties.get(name, name)]))
     return FlatState(
         skeleton=_compacted(skeleton) if compact else skeleton,
-        leaves=leaves,
-        tensors={**tensors, **arrays},
-        array_count=len(arrays),
+        tensors=tensors,
+        array_count=arrays,
         layouts=layouts,
-        views=views,
+        located=located,
+        ties=ties,
         spec=spec if flattener.comparable else None,
         plain=flattener.plain,
         per_rank=frozenset(flattener.per_rank),
     )
+
+
+def _without_storage(tensor: torch.Tensor) -> bool:
+    return TensorLayouts([tensor]).locate_same([tensor]) is None
 
 
 _Place = tuple[Any, Any, tuple[Any, ...]]

@@ -69,7 +69,7 @@ class StoredState:
     """The skeleton of the state, its tensors by name, and the files by path.
 
     `world_size` ranks saved it. With `has_views` some tensors of the state are not whole tensors
-    of the files: they share memory, as a slice and its base.
+    of the files: a transposed tied one, or a slice in those of older versions.
     """
 
     skeleton: Any = field(repr=False)
@@ -410,8 +410,7 @@ class StateReader:
 
         `copy` reads the files, which `manifest` describes; messages name `where`. `reader` fetches
         the pieces that this rank needs. A checkpoint of one process is read as one file by a rank
-        that is alone, and where tensors share memory in parts, as a slice and its base. Raises what
-        `restore` raises.
+        that is alone, and where it `has_views`. Raises what `restore` raises.
         """
         if manifest.format not in (FORMAT, "dcp"):
             raise DataMismatchError(f"{where} has the unknown format {manifest.format!r}")

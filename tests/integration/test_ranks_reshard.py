@@ -78,7 +78,8 @@ def test_ranks_with_different_keys(pool, tmp_path, saved_by: int) -> None:
 
 
 def test_views_of_one_process(pool, tmp_path) -> None:
-    """A slice and its base share memory again in ranks, also where the base is sharded."""
+    """A transposed weight is tied again in ranks, and a slice apart, also where the weight is
+    sharded."""
     weight = torch.arange(60.0).reshape(6, 10)
     state = {"model": {"w": weight, "row": weight[2], "turned": weight.t()}}
     with iobench.Checkpointer(tmp_path, writer="buffered") as ckpt:

@@ -110,7 +110,7 @@ def load(size: int, directory: str, step: int, layout: str, saved_by: int, mode:
 
 
 def load_views(size: int, directory: str) -> list[bool]:
-    """Load tensors that share memory: full ones, and like a sharded base."""
+    """Load tensors that shared memory: full ones, and like a sharded base."""
     with iobench.Checkpointer(directory, world=in_world(size), deadline_s=60) as ckpt:
         full_ones = ckpt.load()["model"]
         like = sharded({"w": torch.zeros(6, 10)}, "rows", size)
@@ -119,7 +119,7 @@ def load_views(size: int, directory: str) -> list[bool]:
     weight = torch.arange(60.0).reshape(6, 10)
     full_ones["w"][2, 3] += 1
     return [
-        bool(full_ones["row"][3] == weight[2, 3] + 1 == full_ones["turned"][3, 2]),
+        bool(full_ones["row"][3] + 1 == weight[2, 3] + 1 == full_ones["turned"][3, 2]),
         torch.equal(parts["w"].full_tensor(), weight),
         parts["w"].placements == like["w"].placements,
         torch.equal(parts["row"], weight[2]),

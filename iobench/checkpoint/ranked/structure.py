@@ -13,18 +13,15 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 import xxhash
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from iobench.checkpoint.aliases import Leaf, View
 from iobench.checkpoint.rebuild import PerRank, unflatten
-from iobench.checkpoint.state_tree import FlatState, KnownState, Share, Template, flatten, json_text
+from iobench.checkpoint.state_tree import FlatState, KnownState, Template, flatten, json_text
 from iobench.errors import StateError
-from iobench.formats.many_parts import Numbers
-from iobench.formats.tensor_layouts import Located, TensorLayout, numbers
+from iobench.formats.tensor_layouts import Located
 
 StatePath = tuple[str | int, ...]
 
@@ -209,32 +206,6 @@ def _local(tensor: DTensor) -> torch.Tensor:
     return waited
 
 
-def tied(sharded: list[DTensor | None]) -> Share:
-    """Return the function that finds tied tensors: the same memory, shape and sharding.
-
-    Tensors whose memory only overlaps are saved separately, like in stock DCP.
-    """
-
-    def share(
-        tensors: Mapping[str, torch.Tensor], layouts: Sequence[TensorLayout]
-    ) -> tuple[dict[str, Leaf], dict[str, View]]:
-        first: dict[Any, str] = {}
-        views: dict[str, View] = {}
-        for (name, tensor), layout, whole in zip(tensors.items(), layouts, sharded, strict=True):
-            key = (
-                tensor.untyped_storage()._cdata,
-                tensor.storage_offset(),
-                layout,
-                None if whole is None else whole._spec,
-            )
-            leaf = first.setdefault(key, name)
-            if leaf != name:
-                views[name] = View(leaf=leaf)
-        return {}, views
-
-    return share
-
-
 def local_box(sharded: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the sizes and offsets of the part of a DTensor that this rank holds."""
     mesh = sharded.device_mesh
@@ -315,7 +286,7 @@ class RankStructure(Template):
             name: Held.of(name, tensor, whole)
             for name, tensor, whole in zip(self.names, tensors, wholes, strict=True)
         }
-        self.tied = {name: view.leaf for name, view in flat.views.items()}
+        self.tied = flat.ties
         self.strides = {
             name: tensor.stride() for name, tensor in zip(self.names, tensors, strict=True)
         }
@@ -323,13 +294,6 @@ class RankStructure(Template):
         """Of what must be the same on all ranks: the first skeleton, without PerRank."""
         self._specs = [None if whole is None else whole._spec for whole in sharded]
         self._shared = sorted(set(range(len(flat.plain))) - flat.per_rank)
-        number = {name: at for at, name in enumerate(self.names)}
-        self._ties = (
-            numbers(number[name] for name in self.tied),
-            numbers(number[leaf] for leaf in self.tied.values()),
-        )
-        self._filled = np.flatnonzero([tensor.numel() for tensor in tensors])
-        self._distinct = len({tensor.data_ptr() for tensor in tensors if tensor.numel()})
         # DCP plans a DTensor differently, even if each rank has all of it.
         kinds = [whole is not None for whole in wholes]
         rows = [
@@ -339,22 +303,14 @@ class RankStructure(Template):
         self.key = _hash(repr((rows, self.tied, self.digest if not flat.spec else self.texts)))
 
     def find_sharded(self, state: Any, sharded: Sequence[DTensor | None]) -> KnownState | None:
-        """Like `find`, for a localized state. Also None if the shardings or ties are others."""
+        """Like `find`, for a localized state. Also None if the shardings are others."""
         if len(sharded) != len(self._specs):
             return None
         for whole, spec in zip(sharded, self._specs, strict=True):
             found_spec = None if whole is None else whole._spec
             if found_spec is not spec and found_spec != spec:
                 return None
-        found = self.find(state)
-        return found if found and self.still_tied(found.located.addresses) else None
-
-    def still_tied(self, addresses: Numbers) -> bool:
-        """Whether the tensors are tied like those of the first state."""
-        tied, leaves = self._ties
-        if (addresses[tied] != addresses[leaves]).any():
-            return False
-        return len(np.unique(addresses[self._filled])) == self._distinct
+        return self.find(state)
 
     def plain_digest(self, texts: Mapping[int, str]) -> str:
         """Return a hash of what must be the same on all ranks, with these plain values."""
@@ -385,17 +341,15 @@ def local_state(state: Any, rank: int, last: RankStructure | None) -> LocalState
     if last and (found := last.find_sharded(tree, wholes)):
         skeleton, digest = last.skeleton(found.texts), last.plain_digest(found.texts)
         return LocalState(last, skeleton, digest, found.tensors, wholes, found.located)
-    flat = flatten(tree, rank=rank, share=tied(wholes))
+    flat = flatten(tree, rank=rank, sharded=wholes)
     if len(flat.tensors) - flat.array_count != len(wholes):
         raise StateError("the attributes of an OrderedDict hold tensors; move them into the state")
     structure = RankStructure(flat, wholes)
     tensors = list(flat.tensors.values())
-    located = structure.layouts.locate(tensors)
-    if located is None:
-        raise StateError("the storage of a tensor is smaller than the tensor")
     texts = flat.plain_texts()
     skeleton = structure.skeleton(texts)
-    return LocalState(structure, skeleton, structure.plain_digest(texts), tensors, wholes, located)
+    digest = structure.plain_digest(texts)
+    return LocalState(structure, skeleton, digest, tensors, wholes, flat.located)
 
 
 def _hash(text: str) -> str:
