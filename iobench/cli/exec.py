@@ -6,11 +6,8 @@ import os
 import resource
 import signal
 import sys
-import threading
-from importlib import import_module
 from pathlib import Path
-from types import ModuleType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import typer
 
@@ -23,7 +20,6 @@ if TYPE_CHECKING:
 
 
 SETTINGS = {"context_settings": {"ignore_unknown_options": True, "allow_interspersed_args": False}}
-_lock = threading.RLock()
 
 
 def exec_(command: list[str], config: str, report: Path | None = None) -> None:
@@ -43,9 +39,6 @@ def exec_(command: list[str], config: str, report: Path | None = None) -> None:
             odirect,block_size=8MiB
         --report FILE: Write what was redirected to this file, as JSON.
     """
-    # All writers import numpy, whose BLAS starts a thread for each core: 0.1 s on two cores. Making
-    # a writer from its options does not use it.
-    load_when_used("numpy")
     from iobench.integrations.default_writer import chosen_writer
     from iobench.integrations.redirect import launch as launching
     from iobench.writers.local.new_file import check_replaceable, existing_file
@@ -96,27 +89,3 @@ def _die_of(number: int) -> NoReturn:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [number])
     os.kill(os.getpid(), number)
     sys.exit(128 + number)  # if the signal does not end this process
-
-
-def load_when_used(package: str) -> None:
-    """Let `import package` return a module that loads the package when it is first used.
-
-    Does nothing if the package is loaded already.
-    """
-    sys.modules.setdefault(package, _Deferred(package))
-
-
-class _Deferred(ModuleType):
-    """Replaces a package in sys.modules; the first missing attribute loads all of them.
-
-    importlib.util.LazyLoader loads at the second `import` statement already, because that looks at
-    `__spec__` (CPython 3.11).
-    """
-
-    def __getattr__(self, name: str) -> Any:
-        with _lock:
-            if sys.modules.get(self.__name__) is self:
-                del sys.modules[self.__name__]
-            found = import_module(self.__name__)
-            vars(self).update(vars(found))
-        return getattr(found, name)

@@ -192,9 +192,8 @@ class Export:
         staged = StagedDirectory(self.out, token=token)
         try:
             step("staging", first(lambda: self._stage(staged)))
-            own = _shares([file.size_bytes for file in self._files], control.world.size)[rank]
-            files = [self._files[number] for number in own]
-            every = step("writing", lambda: self._write(staged, source, files))[1]
+            own = self._files[rank :: control.world.size]
+            every = step("writing", lambda: self._write(staged, source, own))[1]
             written = [_Written(*one) for one in every]
             step("publishing", first(lambda: self._publish(staged, written)))
         finally:
@@ -373,17 +372,6 @@ def _writers(
     bucket = given is not None and "file" not in given.schemes
     reader = given if bucket == is_s3(path) else None
     return writer_for(path, reader), writer_for(out, None if bucket else given)
-
-
-def _shares(sizes: Sequence[int], ranks: int) -> list[list[int]]:
-    """Return the numbers of the files that each rank writes: the largest first, to balance."""
-    shares: list[list[int]] = [[] for _ in range(ranks)]
-    loads = [0] * ranks
-    for number in sorted(range(len(sizes)), key=lambda number: -sizes[number]):
-        rank = loads.index(min(loads))
-        shares[rank].append(number)
-        loads[rank] += sizes[number]
-    return [sorted(share) for share in shares]
 
 
 def _of_tensors(name: str) -> bool:

@@ -260,7 +260,7 @@ class _Piece(NamedTuple):
     """Bytes [start, stop) of the file of `part`, which belong to the tensor number `tensor`.
 
     Without a `block` they are the next bytes of the tensor. Otherwise they are the `box` of a block
-    of this shape, or, without a box, its bytes from `at` on; `last` completes it.
+    of this shape; `last` completes it.
     """
 
     tensor: int
@@ -269,7 +269,6 @@ class _Piece(NamedTuple):
     stop: int
     block: tuple[int, ...] = ()
     box: _Box = ()
-    at: int = 0
     last: bool = False
 
 
@@ -319,19 +318,15 @@ def read_tensors(
                 continue
             words = _words(tensors[piece.tensor].dtype)
             if block is None:
-                block = np.empty(piece.block, dtype=words if piece.box else np.uint8)
-            if piece.box:
-                box = tuple(slice(*one) for one in piece.box)
-                block[box] = data.view(words).reshape(block[box].shape)
-            else:
-                block[piece.at : piece.at + len(data)] = data
+                block = np.empty(piece.block, dtype=words)
+            box = tuple(slice(*one) for one in piece.box)
+            block[box] = data.view(words).reshape(block[box].shape)
             if piece.last:
                 whole, block = block, None
-                if not piece.box:
-                    steps = [one * words.itemsize for one in piece.part.strides or ()]
+                if piece.part.strides is not None:
+                    steps = [one * words.itemsize for one in piece.part.strides]
                     whole = np.ndarray(piece.part.sizes, words, whole, 0, steps)
-                    whole = np.ascontiguousarray(whole)
-                yield piece.tensor, whole.reshape(-1).view(np.uint8)
+                yield piece.tensor, np.ascontiguousarray(whole).reshape(-1).view(np.uint8)
 
 
 def check_fits(tensor: ListedTensor, name: str, memory_bytes: int) -> None:
@@ -390,18 +385,18 @@ def _pieces(tensors: Sequence[ListedTensor], largest: int) -> Iterator[_Piece]:
         if not prod(tensor.shape):
             continue
         if parts[0].strides is not None:
-            yield from _strided(number, parts[0], largest)
+            yield from _strided(number, parts[0], largest // width, width)
             continue
         for block in _blocks(tensor.shape, max(1, largest // width)):
             yield from _block(number, parts, block, width)
 
 
-def _strided(number: int, part: TensorPart, largest: int) -> Iterator[_Piece]:
-    span = part.stop - part.start
-    for at in range(0, span, largest):
-        end = min(at + largest, span)
-        start, stop = part.start + at, part.start + end
-        yield _Piece(number, part, start, stop, (span,), (), at, last=end == span)
+def _strided(number: int, part: TensorPart, most: int, width: int) -> Iterator[_Piece]:
+    count = (part.stop - part.start) // width
+    for at in range(0, count, most):
+        end = min(at + most, count)
+        start, stop = part.start + at * width, part.start + end * width
+        yield _Piece(number, part, start, stop, (count,), ((at, end),), last=end == count)
 
 
 def _box(offsets: Sequence[int], sizes: Sequence[int]) -> _Box:
@@ -442,5 +437,5 @@ def _block(number: int, parts: Sequence[TensorPart], block: _Box, width: int) ->
         stop = start + prod(b - a for a, b in box) * width
         within = tuple((a - o, b - o) for (a, b), (o, _) in zip(box, block, strict=True))
         yield _Piece(
-            number, part, start, stop, shape, () if in_rows else within, 0, count == len(found)
+            number, part, start, stop, shape, () if in_rows else within, last=count == len(found)
         )

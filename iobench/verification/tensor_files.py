@@ -6,7 +6,7 @@ import io
 import pickle
 import re
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from typing import Any
 
 import torch
@@ -91,28 +91,17 @@ def _add_torch(inventory: VerifyInventory, path: str) -> None:
             raise DataMismatchError(f"begins with {what}" if begin else "is empty")
         inventory.found("torch")
         tensors: _Tensors = []
-        with _names_of_records(inventory, path, DataMismatchError):
-            index = TorchIndex.read(path, source)
-            with _names_of_records(inventory, path, *DAMAGE, *REFUSED):
-                tensors = list(tensors_of_zip(index, source))
+        try:
+            tensors = list(tensors_of_zip(TorchIndex.read(path, source), source))
+        except (DataMismatchError, *DAMAGE, *REFUSED) as error:
+            why = str(error).strip().split("\n", 1)[0][:200]
+            inventory.unproved[path] = f"its tensors have no names here: {why}"
         add_zip(inventory, path, source, tensors)
         for name, tensor, start, strides in tensors:
             stop = start + reach_bytes(tensor)
             shape = tuple(tensor.shape)
             part = TensorPart(path, start, stop, (0,) * len(shape), shape, strides)
             inventory.add(ListedTensor(name, dtype_name(tensor.dtype), shape, (part,)))
-
-
-@contextmanager
-def _names_of_records(
-    inventory: VerifyInventory, path: str, *errors: type[Exception]
-) -> Iterator[None]:
-    """Note that tensors have the names of their records after one of `errors`."""
-    try:
-        yield
-    except errors as error:
-        why = str(error).strip().split("\n", 1)[0][:200]
-        inventory.unproved[path] = f"its tensors have no names here: {why}"
 
 
 _Tensors = list[tuple[str, torch.Tensor, int, tuple[int, ...] | None]]
