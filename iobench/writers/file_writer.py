@@ -9,8 +9,8 @@ piece of 2 MiB:
     3 RingEngine.write      cuts off a piece; gathers it, unless its memory is aligned
     4 RingEngine.start      waits until fewer than `iodepth` are in flight
     5 RingEngine._submit    begins an operation, or the rest of one
-    6 PyuringRing.write     submits nothing to a ring that has failed
-    7 PyuringRing._try      calls pyuring, which enters the kernel
+    6 PyuringRing.write     names the call of pyuring
+    7 PyuringRing._start    calls it unless the ring has failed; it enters the kernel
 """
 
 from __future__ import annotations

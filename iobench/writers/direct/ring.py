@@ -13,7 +13,7 @@ from iobench.errors import UnavailableError
 
 _TRANSIENT = {errno.EAGAIN, errno.EBUSY, errno.EINTR}
 _PAUSE_S = 0.005
-_PAUSES = 1000  # give up after 5 s in which the kernel takes and completes no operation
+_PAUSES = 1000  # give up after 5 s in which the kernel takes no operation
 
 # COOP_TASKRUN, SINGLE_ISSUER, DEFER_TASKRUN (Linux >= 6.1): a completion interrupts no thread. The
 # kernel processes it when the thread of the ring waits.
@@ -45,9 +45,9 @@ class PyuringRing:
     pyuring 0.3.0 behaves as follows (from its C source, and tried):
     - Every call releases the GIL. `write_async_ptr` and `read_async_ptr` queue *and* submit.
     - When they raise, the operation stays queued in memory that the kernel reads at the next
-      submission. It would then use a block that has already returned to the pool. An operation
-      cannot be removed from the queue. So a ring submits nothing after an error that is not
-      transient.
+      submission. After a transient error that is the next thing to do. After any other the kernel
+      would use a block that has already returned to the pool, and an operation cannot be removed
+      from the queue. So a ring submits nothing after that.
     - They also raise EAGAIN when the queue is full, and then queue nothing. The queue is never
       full, as a ring has room for all operations that its user has in flight.
     - A wait never submits, and ends with EINTR when a signal arrives.
@@ -59,62 +59,55 @@ class PyuringRing:
     def __init__(self, depth: int) -> None:
         """Raises UnavailableError with reason and remedy."""
         self._ring = _set_up(depth)
-        self._stuck = False  # whether an operation may be queued that the kernel has not taken
         self._broken: BaseException | None = None
 
     def write(self, fd: int, address: int, length: int, offset: int, tag: int) -> None:
-        self._check_not_broken()
-        if self._try(self._ring.write_async_ptr, fd, address, length, offset, tag) is None:
-            self._stuck = True
+        self._start(self._ring.write_async_ptr, fd, address, length, offset, tag)
 
     def read(self, fd: int, address: int, length: int, offset: int, tag: int) -> None:
-        self._check_not_broken()
-        if self._try(self._ring.read_async_ptr, fd, address, length, offset, tag) is None:
-            self._stuck = True
+        self._start(self._ring.read_async_ptr, fd, address, length, offset, tag)
 
-    def wait(self) -> tuple[int, int]:
-        for _ in range(_PAUSES):
-            self._push()
-            # A wait for an operation that the kernel has not taken might never end.
-            ring, stuck = self._ring, self._stuck
-            found: tuple[int, int] | None
-            found = self._try(ring.peek_completion if stuck else ring.wait_completion)
-            if found is not None:
-                return found
-            time.sleep(_PAUSE_S)
-        self._broken = OSError(errno.EAGAIN, "the kernel takes no io_uring operation")
-        raise self._broken
-
-    def close(self) -> None:
-        self._ring.close()
-
-    def _push(self) -> None:
-        """Submit queued operations once more, as long as the kernel takes some."""
-        while self._stuck:
-            self._check_not_broken()
-            taken = self._try(self._ring.submit)
-            if taken is None:
-                return
-            self._stuck = taken > 0
-
-    def _try(self, call: Callable[..., Any], *arguments: int) -> Any:
-        """Return the result of `call`; None after a transient error of the kernel.
-
-        After any other error the ring is broken.
-        """
-        try:
-            return call(*arguments)
-        except BaseException as error:
-            if isinstance(error, OSError) and error.errno in _TRANSIENT:
-                return None
-            self._broken = error
-            raise
-
-    def _check_not_broken(self) -> None:
-        """Raise OSError after an error that is not transient: submitting again is unsafe then."""
+    def _start(self, call: Callable[..., object], *arguments: int) -> None:
+        """Submit one operation. After an error it stays queued, and nothing is submitted again."""
         if self._broken is not None:
             number = getattr(self._broken, "errno", None) or errno.EIO
             raise OSError(number, f"the io_uring has failed: {self._broken}") from self._broken
+        try:
+            try:
+                call(*arguments)
+            except OSError as error:
+                if error.errno not in _TRANSIENT:
+                    raise
+                self._resubmit()
+        except BaseException as error:
+            self._broken = error
+            raise
+
+    def _resubmit(self) -> None:
+        """Submit the operation that is queued, until the kernel takes it."""
+        for _ in range(_PAUSES):
+            time.sleep(_PAUSE_S)
+            try:
+                if self._ring.submit():
+                    return
+            except OSError as error:
+                if error.errno not in _TRANSIENT:
+                    raise
+        raise OSError(errno.EAGAIN, "the kernel takes no io_uring operation")
+
+    def wait(self) -> tuple[int, int]:
+        while True:
+            try:
+                found: tuple[int, int] = self._ring.wait_completion()
+                return found
+            except InterruptedError:
+                continue
+            except BaseException as error:
+                self._broken = error
+                raise
+
+    def close(self) -> None:
+        self._ring.close()
 
 
 def _set_up(depth: int) -> Any:

@@ -216,4 +216,4 @@ def test_the_frames_of_a_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(PyuringRing, "write", noted)
     writer.write(FileImage.of("file", [content(_SIZE)]), tmp_path)
     assert ("work", "write", "write", "start", "_submit", "write") in seen
-    assert max(map(len, seen)) == 6  # `_try` is the seventh
+    assert max(map(len, seen)) == 6  # `_start` is the seventh
