@@ -65,7 +65,7 @@ class HybridOptions(WriterOptions):
 class HybridWriter(FileWriter):
     """Writes small records through the page cache, and large blocks past it where that works.
 
-    `PathPolicy` chooses the path of every operation, and `PathFile` carries the operation out.
+    `FileSetting` chooses the path of every operation, and `PathFile` carries it out.
     The `decisions` of a Transfer count operations by path and reason. When the file system refuses
     a path, the writer records a fallback and stops using that path, so it works everywhere.
     """

@@ -14,7 +14,7 @@ from support.forked import in_child
 from iobench.testing import Footprint, content
 from iobench.writers import file_writer
 from iobench.writers.direct import engine
-from iobench.writers.direct.file import CachedFile
+from iobench.writers.direct.file import PathFile
 from iobench.writers.registry import make
 from iobench.writers.stream import BlockStream
 
@@ -88,7 +88,7 @@ def storage(monkeypatch: pytest.MonkeyPatch) -> Iterator[_Storage]:
         return 1
 
     # The file that is written here has pages in the cache, where that of a real ring has none.
-    monkeypatch.setattr(CachedFile, "resident_bytes", lambda *_: 0)
+    monkeypatch.setattr(PathFile, "resident_bytes", lambda *_: 0)
     monkeypatch.setattr(file_writer, "PyuringRing", Ring)
     monkeypatch.setattr(engine, "pwrite_direct", write)
     yield storage

@@ -1,9 +1,9 @@
-"""PathFile: one open file that is moved through the page cache or past it, as PathPolicy chooses.
+"""PathFile: one open file that is moved through the page cache or past it, by its FileSetting.
 
 A write of several paths moves the whole pages first and then the rest of the last page:
 
-    PathPolicy.choose ─┬─ buffered, uncached ─> CachedFile ──────────> kernel
-                       └─ direct ─> DirectEngine ─ in pieces ─> Ring ─> kernel
+    FileSetting.choose ─┬─ buffered, uncached ─> write_cached ─────────> kernel
+                        └─ direct ─> DirectEngine ─ in pieces ─> Ring ─> kernel
 
 The completion of a direct piece is taken when its thread writes the next range or waits:
 
@@ -14,12 +14,11 @@ The completion of a direct piece is taken when its thread writes the next range 
 from __future__ import annotations
 
 import errno
-import functools
 import os
 import threading
 from collections import deque
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Self
 
@@ -81,177 +80,6 @@ class IoPath(StrEnum):
     """Through the page cache, which keeps the bytes."""
 
 
-class PathPolicy:
-    """Chooses among `paths` for the operations of one transfer. Thread-safe and reentrant: a signal
-    handler that saves may run at any point.
-
-    Small operations go through the page cache: a direct write of a few KiB waits for the device on
-    its own, while write-back combines it with others. Large operations go past the cache, by
-    O_DIRECT where it works. Trying the other path now and then was no faster (docs/decisions/0020).
-    """
-
-    def __init__(
-        self, paths: Sequence[IoPath] = tuple(IoPath), *, small_size: int, read_soon: bool = False
-    ) -> None:
-        """Operations below `small_size` bytes are small. `paths` is not empty; large operations
-        prefer its first entries."""
-        assert paths
-        self._paths = tuple(paths)
-        self._small_size, self._read_soon = small_size, read_soon
-
-    def choose(
-        self, size_bytes: int, *, aligned: bool = True, in_cache: bool = False
-    ) -> tuple[IoPath, str]:
-        """Return the path of one operation, and the reason in a few words.
-
-        `aligned` describes its offset and length. `in_cache` says of a read that the page cache has
-        all bytes.
-        """
-        if in_cache and IoPath.BUFFERED in self._paths:
-            return IoPath.BUFFERED, "in the page cache"
-        if size_bytes < self._small_size:
-            return self._first(IoPath.BUFFERED, IoPath.UNCACHED), "small"
-        if self._read_soon and IoPath.BUFFERED in self._paths:
-            return IoPath.BUFFERED, "read soon"
-        if not aligned:
-            return self._first(IoPath.UNCACHED, IoPath.BUFFERED), "unaligned"
-        return self._first(IoPath.DIRECT, IoPath.UNCACHED), "large"
-
-    def _first(self, *wanted: IoPath) -> IoPath:
-        paths = self._paths
-        return next((path for path in wanted if path in paths), paths[0])
-
-    def has(self, path: IoPath) -> bool:
-        """Whether `path` may still be chosen."""
-        return path in self._paths
-
-    def drop(self, path: IoPath) -> None:
-        """Stop using `path`, which does not work. The last one stays."""
-        self._paths = tuple(one for one in self._paths if one != path) or self._paths
-
-
-class PathSupport:
-    """What the file systems of one writer's files take. Each is asked once."""
-
-    def __init__(self, writer: str, dontcache: str = "auto") -> None:
-        """`writer` is named in errors. `dontcache` is the option `method` of `uncached`."""
-        self.writer, self._method = writer, dontcache
-        self._no_dontcache: dict[int, str | None] = {}
-        self.direct: dict[tuple[int, str, bool], str] = {}
-        """By device, directory and direction, why direct I/O is not used there; empty: it is."""
-
-    def dontcache(self, fd: int, meter: Meter) -> int:
-        """Return RWF_DONTCACHE, or 0 where the file refuses it, which is recorded as a fallback.
-
-        Raises UnavailableError if there is to be no fallback.
-        """
-        if self._method == "sync_file_range":
-            return 0
-        device = os.fstat(fd).st_dev
-        if device not in self._no_dontcache:
-            self._no_dontcache[device] = dontcache_refusal(fd)
-        refusal = self._no_dontcache[device]
-        if refusal is None:
-            return linux.RWF_DONTCACHE
-        if self._method == "dontcache":
-            raise UnavailableError(self.writer, f"{refusal}.", _REMEDY)
-        meter.fell_back("uncached", "sync_file_range", refusal)
-        return 0
-
-
-class CachedFile:
-    """Moves ranges of a file by the paths BUFFERED and UNCACHED. Thread-safe.
-
-    The caller owns `fd`. A direct operation on a range is safe after `leave`.
-    """
-
-    def __init__(self, fd: int, support: PathSupport, *, waits: bool = True) -> None:
-        """`waits`: a write with UNCACHED returns when its bytes are on storage."""
-        self._fd, self._support, self._waits = fd, support, waits
-        self._written = False  # so that its pages may be in the page cache
-        self._behind: deque[tuple[int, int]] = deque()
-
-    def write(self, path: IoPath, part: Extent, meter: Meter) -> None:
-        """Write `part`.
-
-        On return its bytes are in the page cache. With UNCACHED they have also reached the device,
-        like the bytes of a direct write, or are on their way to it until `finish`.
-        """
-        image, start, stop, offset = part
-        length, uncached = stop - start, path == IoPath.UNCACHED
-        self._written = True
-        flags = self._support.dontcache(self._fd, meter) if uncached else 0
-        with image.outgoing(start, stop, meter) as views, meter.operation("write"):
-            calls = pwrite_all(self._fd, views, offset, flags)
-            if uncached and self._waits:
-                on_storage(self._fd, offset, length, drop=not flags)
-            elif uncached and not flags:
-                self._push(offset, length)
-        meter.count("sync_file_range" if uncached and not flags else path, length, calls)
-
-    def _push(self, offset: int, length: int) -> None:
-        """Start the write-back of a block, and drop the pages of older blocks. One thread only.
-
-        sync_file_range starts and awaits write-back, then POSIX_FADV_DONTNEED frees the clean
-        pages. Kernels before 6.14 offer this in place of RWF_DONTCACHE.
-        """
-        linux.sync_file_range(self._fd, offset, length, linux.SYNC_FILE_RANGE_WRITE)
-        self._behind.append((offset, length))
-        if len(self._behind) > _PUSH_BEHIND:
-            on_storage(self._fd, *self._behind.popleft(), drop=True)
-
-    def finish(self) -> None:
-        """Put the blocks under write-back on storage and drop their pages, after the last write."""
-        while self._behind:
-            on_storage(self._fd, *self._behind.popleft(), drop=True)
-
-    def read(self, path: IoPath, part: Extent, meter: Meter) -> None:
-        """Fill `part`; UNCACHED drops its pages afterwards."""
-        image, start, stop, _ = part
-        uncached = path == IoPath.UNCACHED
-        flags = self._support.dontcache(self._fd, meter) if uncached else 0
-        with image.incoming(start, stop, meter) as views, meter.operation("read"):
-            calls = pread_all(self._fd, views, start, flags)
-            if uncached and not flags:
-                os.posix_fadvise(self._fd, start, stop - start, os.POSIX_FADV_DONTNEED)
-            meter.count(
-                "buffered+dontneed" if uncached and not flags else path, stop - start, calls
-            )
-
-    def leave(self, start: int, stop: int) -> None:
-        """Put the whole pages of [start, stop) on storage and drop them, if any was written."""
-        if self._written:  # posix_fadvise drops clean pages only
-            on_storage(self._fd, start, stop - start, drop=True)
-
-    def held(self, ranges: Iterable[tuple[int, int]]) -> set[int]:
-        """Return the starts of `ranges` that are in the page cache; none without cachestat(2).
-
-        The ranges are in order. The kernel is asked about them alone: it looks at each page of a
-        large file that is in memory. To be called once, before they are read: while a range is read
-        from the page cache, the kernel reads the next one ahead, which then is there too. Of a file
-        of 1 GB with only its header in the page cache, everything would be read through it.
-        """
-        ranges = list(ranges)
-        first, last = (ranges[0][0], ranges[-1][1]) if ranges else (0, 0)
-        if first == last or not self.resident_bytes(first, last - first):
-            return set()
-        return {a for a, b in ranges if self.resident_bytes(a, b - a) >= b - a}
-
-    def resident_bytes(self, start: int, length: int) -> int:
-        """Return how many of `length` > 0 bytes from `start` are in the page cache.
-
-        Returns 0 where cachestat(2) fails: it needs Linux 6.5.
-        """
-        try:
-            return linux.cachestat_resident_bytes(self._fd, start, length)
-        except OSError:
-            return 0
-
-
-_BYTES = linux.DioAlignment(memory=1, offset=1)
-_PAGES = linux.DioAlignment(memory=linux.PAGE, offset=linux.PAGE)
-
-
 @dataclass(frozen=True, kw_only=True)
 class FileSetting:
     """How a FileWriter moves a file."""
@@ -285,6 +113,63 @@ class FileSetting:
         """Whether everything goes through the page cache by one path."""
         return self.only in (IoPath.BUFFERED, IoPath.UNCACHED)
 
+    def choose(
+        self, size_bytes: int, *, aligned: bool = True, in_cache: bool = False
+    ) -> tuple[IoPath, str]:
+        """Return the path of one operation, and the reason in a few words.
+
+        `aligned` describes its offset and length. `in_cache` says of a read that the page cache has
+        all bytes. Small operations go through the page cache: a direct write of a few KiB waits for
+        the device on its own, while write-back combines it with others. Large operations go past
+        the cache, by O_DIRECT where it works. Trying the other path now and then was no faster
+        (docs/decisions/0020).
+        """
+        if in_cache and IoPath.BUFFERED in self.paths:
+            return IoPath.BUFFERED, "in the page cache"
+        if size_bytes < self.small_size:
+            return self._first(IoPath.BUFFERED, IoPath.UNCACHED), "small"
+        if self.read_soon and IoPath.BUFFERED in self.paths:
+            return IoPath.BUFFERED, "read soon"
+        if not aligned:
+            return self._first(IoPath.UNCACHED, IoPath.BUFFERED), "unaligned"
+        return self._first(IoPath.DIRECT, IoPath.UNCACHED), "large"
+
+    def _first(self, *wanted: IoPath) -> IoPath:
+        return next((path for path in wanted if path in self.paths), self.paths[0])
+
+
+class PathSupport:
+    """What the file systems of one writer's files take. Each is asked once."""
+
+    def __init__(self, writer: str, dontcache: str = "auto") -> None:
+        """`writer` is named in errors. `dontcache` is the option `method` of `uncached`."""
+        self.writer, self._method = writer, dontcache
+        self._no_dontcache: dict[int, str | None] = {}
+        self.direct: dict[tuple[int, str, bool], str] = {}
+        """By device, directory and direction, why direct I/O is not used there; empty: it is."""
+
+    def dontcache(self, fd: int, meter: Meter) -> int:
+        """Return RWF_DONTCACHE, or 0 where the file refuses it, which is recorded as a fallback.
+
+        Raises UnavailableError if there is to be no fallback.
+        """
+        if self._method == "sync_file_range":
+            return 0
+        device = os.fstat(fd).st_dev
+        if device not in self._no_dontcache:
+            self._no_dontcache[device] = dontcache_refusal(fd)
+        refusal = self._no_dontcache[device]
+        if refusal is None:
+            return linux.RWF_DONTCACHE
+        if self._method == "dontcache":
+            raise UnavailableError(self.writer, f"{refusal}.", _REMEDY)
+        meter.fell_back("uncached", "sync_file_range", refusal)
+        return 0
+
+
+_BYTES = linux.DioAlignment(memory=1, offset=1)
+_PAGES = linux.DioAlignment(memory=linux.PAGE, offset=linux.PAGE)
+
 
 class PathFile:
     """Moves ranges of a file by one path, or each by the path that the policy chooses. Thread-safe.
@@ -311,14 +196,10 @@ class PathFile:
     ) -> None:
         """With the path DIRECT alone, raises UnavailableError where O_DIRECT is refused."""
         self._fd, self.name, self._writing = fd, name, writing
-        self._only, self._small_size, self._support = how.only, how.small_size, support
-        self._policy = PathPolicy(how.paths, small_size=how.small_size, read_soon=how.read_soon)
-        self._cached = CachedFile(fd, support, waits=self._only is None)
+        self._how, self._only, self._support = how, how.only, support
         self._lock = threading.RLock()
-        flags = os.O_WRONLY if writing else os.O_RDONLY
-        self._reopened = functools.partial(
-            reopened, fd, flags, support.writer, name, how.block_size
-        )
+        self._written = False  # through the page cache, which may have the pages
+        self._behind: deque[tuple[int, int]] = deque()
         self._direct: DirectFile | None = None
         if self._only is IoPath.DIRECT:
             self._direct = self._reopened() if how.o_direct else DirectFile(fd, _BYTES, name)
@@ -336,7 +217,7 @@ class PathFile:
 
     def may_go_direct(self) -> bool:
         """Whether direct I/O may still be chosen for this file."""
-        return self._policy.has(IoPath.DIRECT)
+        return IoPath.DIRECT in self._how.paths
 
     def write(self, part: Extent, engine: DirectEngine, on_complete: OnComplete = ignore) -> None:
         """Write `part`, whose offset is a multiple of the page, or of the block with one path.
@@ -354,16 +235,16 @@ class PathFile:
                     assert self._direct is not None
                     # The kernel drops cached pages of the range where it can, not always (open(2),
                     # NOTES).
-                    self._cached.leave(one.offset, one.offset + one.size_bytes)
+                    self.leave(one.offset, one.offset + one.size_bytes)
                     engine.write(self._direct, one, latch.part())
                 else:
-                    self._cached.write(path, one, engine.meter)
+                    self.write_cached(path, one, engine.meter)
 
     def _choose(
         self, part: Extent, meter: Meter, *, aligned: bool, in_cache: bool = False
     ) -> IoPath:
         """Return the path of one operation; if there is a choice, `meter` counts it."""
-        path, reason = self._policy.choose(part.size_bytes, aligned=aligned, in_cache=in_cache)
+        path, reason = self._how.choose(part.size_bytes, aligned=aligned, in_cache=in_cache)
         if self._only is None:
             meter.decided(path, reason)
         return path
@@ -372,14 +253,10 @@ class PathFile:
         """Cut one write into operations: all of it, or whole pages and the rest of the last one."""
         # O_DIRECT needs whole sectors: the rest would be padded and the file truncated again.
         rest = part.size_bytes % max(linux.PAGE, self._alignment.offset)
-        if self._only or not rest or part.size_bytes < self._small_size:
+        if self._only or not rest or part.size_bytes < self._how.small_size:
             return [part]
         middle, offset = part.stop - rest, part.offset + part.size_bytes - rest
         return [part._replace(stop=middle), part._replace(start=middle, offset=offset)]
-
-    def held(self, ranges: Iterable[tuple[int, int]]) -> set[int]:
-        """Return the starts of `ranges` that are in the page cache; see `CachedFile.held`."""
-        return self._cached.held(ranges) if self._only is None else set()
 
     def read(self, part: Extent, engine: DirectEngine, *, in_cache: bool = False) -> None:
         """Fill `part`, whose offset is a multiple of the page, or of the block with one path.
@@ -395,25 +272,104 @@ class PathFile:
                 assert self._direct is not None
                 engine.read(self._direct, part, latch.part())
             else:
-                self._cached.read(path, part, engine.meter)
+                self.read_cached(path, part, engine.meter)
+
+    def write_cached(self, path: IoPath, part: Extent, meter: Meter) -> None:
+        """Write `part` by the path BUFFERED or UNCACHED.
+
+        On return its bytes are in the page cache. With UNCACHED they have also reached the device,
+        like the bytes of a direct write; without a choice of paths they are on their way to it
+        until `finish`.
+        """
+        image, start, stop, offset = part
+        length, uncached = stop - start, path == IoPath.UNCACHED
+        self._written = True
+        flags = self._support.dontcache(self._fd, meter) if uncached else 0
+        with image.outgoing(start, stop, meter) as views, meter.operation("write"):
+            calls = pwrite_all(self._fd, views, offset, flags)
+            if uncached and self._only is None:
+                on_storage(self._fd, offset, length, drop=not flags)
+            elif uncached and not flags:
+                self._push(offset, length)
+        meter.count("sync_file_range" if uncached and not flags else path, length, calls)
+
+    def _push(self, offset: int, length: int) -> None:
+        """Start the write-back of a block, and drop the pages of older blocks. One thread only.
+
+        sync_file_range starts and awaits write-back, then POSIX_FADV_DONTNEED frees the clean
+        pages. Kernels before 6.14 offer this in place of RWF_DONTCACHE.
+        """
+        linux.sync_file_range(self._fd, offset, length, linux.SYNC_FILE_RANGE_WRITE)
+        self._behind.append((offset, length))
+        if len(self._behind) > _PUSH_BEHIND:
+            on_storage(self._fd, *self._behind.popleft(), drop=True)
 
     def finish(self) -> None:
-        """Finish what is on its way through the page cache, after the last write."""
-        self._cached.finish()
+        """Put the blocks under write-back on storage and drop their pages, after the last write."""
+        while self._behind:
+            on_storage(self._fd, *self._behind.popleft(), drop=True)
+
+    def read_cached(self, path: IoPath, part: Extent, meter: Meter) -> None:
+        """Fill `part` by the path BUFFERED or UNCACHED, which drops its pages afterwards."""
+        image, start, stop, _ = part
+        uncached = path == IoPath.UNCACHED
+        flags = self._support.dontcache(self._fd, meter) if uncached else 0
+        with image.incoming(start, stop, meter) as views, meter.operation("read"):
+            calls = pread_all(self._fd, views, start, flags)
+            if uncached and not flags:
+                os.posix_fadvise(self._fd, start, stop - start, os.POSIX_FADV_DONTNEED)
+            meter.count(
+                "buffered+dontneed" if uncached and not flags else path, stop - start, calls
+            )
+
+    def leave(self, start: int, stop: int) -> None:
+        """Put the whole pages of [start, stop) on storage and drop them, if any was written."""
+        if self._written:  # posix_fadvise drops clean pages only
+            on_storage(self._fd, start, stop - start, drop=True)
+
+    def held(self, ranges: Iterable[tuple[int, int]]) -> set[int]:
+        """Return the starts of `ranges` that are in the page cache; none without cachestat(2).
+
+        The ranges are in order. The kernel is asked about them alone: it looks at each page of a
+        large file that is in memory. To be called once, before they are read: while a range is read
+        from the page cache, the kernel reads the next one ahead, which then is there too. Of a file
+        of 1 GB with only its header in the page cache, everything would be read through it.
+        """
+        ranges = list(ranges) if self._only is None else []  # else there is no choice
+        first, last = (ranges[0][0], ranges[-1][1]) if ranges else (0, 0)
+        if first == last or not self.resident_bytes(first, last - first):
+            return set()
+        return {a for a, b in ranges if self.resident_bytes(a, b - a) >= b - a}
+
+    def resident_bytes(self, start: int, length: int) -> int:
+        """Return how many of `length` > 0 bytes from `start` are in the page cache.
+
+        Returns 0 where cachestat(2) fails: it needs Linux 6.5.
+        """
+        try:
+            return linux.cachestat_resident_bytes(self._fd, start, length)
+        except OSError:
+            return 0
 
     def _prepare(self, part: Extent, meter: Meter, *, in_cache: bool = False) -> None:
         """Open the file for direct I/O if `part` would take that path.
 
         The alignment of direct I/O decides then where `part` is cut, and whether it is aligned.
         """
-        path, _ = self._policy.choose(part.size_bytes, in_cache=in_cache)
+        path, _ = self._how.choose(part.size_bytes, in_cache=in_cache)
         if path is not IoPath.DIRECT or self._direct is not None:
             return
         with self._lock:
             if self._direct is None and (refusal := self._open_direct(part.offset)):
-                self._policy.drop(IoPath.DIRECT)
-                path, _ = self._policy.choose(part.size_bytes)
+                left = tuple(one for one in self._how.paths if one is not IoPath.DIRECT)
+                self._how = replace(self._how, paths=left)  # in one step, as no lock is held
+                path, _ = self._how.choose(part.size_bytes)
                 meter.fell_back(IoPath.DIRECT, path, refusal)
+
+    def _reopened(self) -> DirectFile:
+        flags = os.O_WRONLY if self._writing else os.O_RDONLY
+        support, how = self._support, self._how
+        return reopened(self._fd, flags, support.writer, self.name, how.block_size)
 
     def _open_direct(self, offset: int) -> str:
         """Open the file with O_DIRECT; return why it goes another way, or an empty text."""
@@ -450,13 +406,13 @@ class PathFile:
                 if os.fstat(file.fd).st_size > offset:
                     pread_direct(file.fd, block, offset, 1, unit)
                 return ""
-            self._cached.leave(offset, offset + unit)
+            self.leave(offset, offset + unit)
             pwrite_direct(file.fd, block, offset, unit)
         except OSError as error:
             if error.errno not in REFUSED or isinstance(error, IobenchError):
                 raise
             return f"direct I/O is refused ({error.strerror})"
-        if self._cached.resident_bytes(offset, unit):
+        if self.resident_bytes(offset, unit):
             return "O_DIRECT is accepted, yet goes through the page cache"
         return ""
 

@@ -1,4 +1,4 @@
-"""CachedFile: the state of the page cache and of the device after each kind of operation."""
+"""PathFile by the page cache: its state and that of the device after each kind of operation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from iobench import linux
 from iobench.testing import content
 from iobench.units import MIB
-from iobench.writers.direct.file import CachedFile, IoPath, PathSupport
+from iobench.writers.direct.file import FileSetting, IoPath, PathFile, PathSupport
 from iobench.writers.image import Extent, FileImage
 from iobench.writers.local.posix import pwrite_all
 from iobench.writers.transfer import Meter, PathCount
@@ -52,13 +52,18 @@ def synced(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     return ranges
 
 
-def _write(file: CachedFile, path: IoPath, start: int, stop: int) -> None:
-    file.write(path, Extent(_IMAGE, start, stop, start), Meter())
+def _opened(fd: int) -> PathFile:
+    how = FileSetting(paths=tuple(IoPath), block_size=MIB)
+    return PathFile(fd, "file", how, PathSupport("hybrid"), writing=True)
+
+
+def _write(file: PathFile, path: IoPath, start: int, stop: int) -> None:
+    file.write_cached(path, Extent(_IMAGE, start, stop, start), Meter())
 
 
 def test_no_other_range_is_asked_about(fd: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a large file in the page cache, each page that is asked about takes time."""
-    file, asked = CachedFile(fd, PathSupport("hybrid")), []
+    file, asked = _opened(fd), []
     _write(file, IoPath.BUFFERED, 0, 3 * MIB)
     real = linux.cachestat_resident_bytes
 
@@ -76,7 +81,7 @@ def test_a_buffered_write_stays_until_its_range_is_left(
     fd: int, synced: list[tuple[int, int]]
 ) -> None:
     """Nothing is synced for a range of a file of which nothing was written."""
-    file = CachedFile(fd, PathSupport("hybrid"))
+    file = _opened(fd)
     file.leave(0, 4 * MIB)
     for start in (0, MIB, 2 * MIB):
         _write(file, IoPath.BUFFERED, start, start + MIB)
@@ -97,7 +102,7 @@ def test_an_uncached_write_is_on_the_device_on_return(
 ) -> None:
     if refused:
         monkeypatch.setattr("iobench.writers.direct.file.dontcache_refusal", lambda _: refused)
-    _write(CachedFile(fd, PathSupport("hybrid")), IoPath.UNCACHED, MIB, 2 * MIB)
+    _write(_opened(fd), IoPath.UNCACHED, MIB, 2 * MIB)
     assert synced == [(MIB, MIB)]
     assert os.pread(fd, MIB, MIB) == _DATA[MIB : 2 * MIB].tobytes()
 
@@ -105,10 +110,10 @@ def test_an_uncached_write_is_on_the_device_on_return(
 def test_held_needs_every_page_in_the_cache(fd: int) -> None:
     os.fsync(fd)
     os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-    assert CachedFile(fd, PathSupport("hybrid")).held([(0, MIB)]) == set()
-    _write(CachedFile(fd, PathSupport("hybrid")), IoPath.BUFFERED, 0, MIB)
+    assert _opened(fd).held([(0, MIB)]) == set()
+    _write(_opened(fd), IoPath.BUFFERED, 0, MIB)
     ranges = [(0, MIB), (4096, 8192), (MIB - 4096, MIB + 4096), (2 * MIB, 3 * MIB)]
-    assert CachedFile(fd, PathSupport("hybrid")).held(ranges) == {0, 4096}
+    assert _opened(fd).held(ranges) == {0, 4096}
 
 
 def test_without_cachestat(fd: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,8 +121,8 @@ def test_without_cachestat(fd: int, monkeypatch: pytest.MonkeyPatch) -> None:
         raise OSError
 
     monkeypatch.setattr(linux, "cachestat_resident_bytes", refuse)
-    _write(CachedFile(fd, PathSupport("hybrid")), IoPath.BUFFERED, 0, MIB)
-    assert CachedFile(fd, PathSupport("hybrid")).held([(0, MIB)]) == set()
+    _write(_opened(fd), IoPath.BUFFERED, 0, MIB)
+    assert _opened(fd).held([(0, MIB)]) == set()
 
 
 def test_what_a_read_leaves_in_the_page_cache(fd: int) -> None:
@@ -126,21 +131,23 @@ def test_what_a_read_leaves_in_the_page_cache(fd: int) -> None:
     for path, left in ((IoPath.BUFFERED, True), (IoPath.UNCACHED, False)):
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
         memory = np.zeros(len(_DATA), dtype=np.uint8)
-        file, image = CachedFile(fd, PathSupport("hybrid")), FileImage.of("file", [memory])
-        file.read(path, Extent(image, 0, MIB, 0), Meter())
+        file, image = _opened(fd), FileImage.of("file", [memory])
+        file.read_cached(path, Extent(image, 0, MIB, 0), Meter())
         assert np.array_equal(memory[:MIB], _DATA[:MIB])
         assert not memory[MIB:].any()
         assert file.held([(0, MIB)]) == ({0} if left else set())
 
 
-class _Pushing(CachedFile):
+class _Pushing(PathFile):
     """The uncached writes of a file without RWF_DONTCACHE."""
 
     def __init__(self, fd: int) -> None:
-        super().__init__(fd, PathSupport("uncached", "sync_file_range"), waits=False)
+        how = FileSetting(paths=(IoPath.UNCACHED,), block_size=MIB)
+        support = PathSupport("uncached", "sync_file_range")
+        super().__init__(fd, "file", how, support, writing=True)
 
     def push(self, data: np.ndarray, offset: int, meter: Meter) -> None:
-        self.write(IoPath.UNCACHED, Extent.of(data, offset), meter)
+        self.write_cached(IoPath.UNCACHED, Extent.of(data, offset), meter)
 
 
 @pytest.fixture

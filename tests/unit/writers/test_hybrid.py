@@ -22,10 +22,9 @@ from iobench.writers.direct import engine as direct_engine
 from iobench.writers.direct import file as path_file
 from iobench.writers.direct.engine import BlockingEngine, RingEngine
 from iobench.writers.direct.file import (
-    CachedFile,
+    FileSetting,
     IoPath,
     PathFile,
-    PathPolicy,
 )
 from iobench.writers.direct.ring import PyuringRing, Ring
 from iobench.writers.hybrid import HybridWriter
@@ -60,8 +59,8 @@ class _Paths:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.seen: list[tuple[str, int, int]] = []
         self.left: list[tuple[int, int]] = []
-        leave = CachedFile.leave
-        cached = CachedFile.write
+        leave = PathFile.leave
+        cached = PathFile.write_cached
 
         def through(file, path, part, meter):
             cached(file, path, part, meter)
@@ -74,8 +73,8 @@ class _Paths:
             leave(file, start, stop)
             self.left.append((start, stop))
 
-        monkeypatch.setattr(CachedFile, "write", through)
-        monkeypatch.setattr(CachedFile, "leave", left)
+        monkeypatch.setattr(PathFile, "write_cached", through)
+        monkeypatch.setattr(PathFile, "leave", left)
 
     def _past(self, write):
         def past(engine, file, part, on_complete):
@@ -101,16 +100,16 @@ def paths(monkeypatch: pytest.MonkeyPatch) -> _Paths:
 @pytest.fixture
 def _any_path(monkeypatch: pytest.MonkeyPatch) -> None:
     """The policy chooses each of the three paths in turn for large operations."""
-    real = PathPolicy.choose
+    real = FileSetting.choose
     turn = iter(range(1 << 30))
 
-    def choose(policy: PathPolicy, *operation: Any, **how: bool) -> tuple[IoPath, str]:
+    def choose(policy: FileSetting, *operation: Any, **how: bool) -> tuple[IoPath, str]:
         chosen = real(policy, *operation, **how)
         if chosen[0] != IoPath.DIRECT or "aligned" not in how:  # the file is to be opened
             return chosen
         return tuple(IoPath)[next(turn) % 3], "in turn"
 
-    monkeypatch.setattr(PathPolicy, "choose", choose)
+    monkeypatch.setattr(FileSetting, "choose", choose)
 
 
 _FEW = settings(

@@ -21,11 +21,6 @@ from iobench.writers.blocks import workers
 from iobench.writers.blocks.channel import Channel, Lease
 from iobench.writers.blocks.workers import BlockPool
 from iobench.writers.device import staging
-from iobench.writers.direct import file as path_policy
-from iobench.writers.direct.file import (
-    IoPath,
-    PathPolicy,
-)
 from iobench.writers.gds import CuFile
 from iobench.writers.image import Bytes
 from iobench.writers.local import deferred_free, new_file
@@ -124,27 +119,6 @@ def test_default_writer(monkeypatch: pytest.MonkeyPatch) -> None:
         return there
 
     everywhere(default_writer, check)
-
-
-@pytest.mark.parametrize("enters", ["choose", "drop"])
-@pytest.mark.parametrize("call", ["choose", "drop"])
-def test_path_policy(call: str, enters: str) -> None:
-    """A choice is always one of the paths that are left, and none fails."""
-
-    def check(enter: Callable[..., bool]) -> bool:
-        policy, chosen = PathPolicy(small_size=10), list[IoPath]()
-        do = {
-            "choose": lambda: chosen.append(policy.choose(100)[0]),
-            "drop": lambda: policy.drop(IoPath.DIRECT),
-        }
-        there = enter(do[call], do[enters])
-        assert set(chosen) <= {IoPath.DIRECT, IoPath.UNCACHED}
-        assert policy.has(IoPath.DIRECT) == (call != "drop" and not (enters == "drop" and there))
-        if not policy.has(IoPath.DIRECT):
-            assert policy.choose(100)[0] == IoPath.UNCACHED
-        return there
-
-    everywhere(path_policy, check)
 
 
 def test_call_counts(tmp_path: Path) -> None:
