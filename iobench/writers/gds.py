@@ -8,26 +8,25 @@ import fcntl
 import functools
 import os
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from ctypes import c_int, c_long, c_size_t, c_ssize_t, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from iobench import linux
 from iobench.environment.gpu import compatibility_mode, find_cufile, has_driver
 from iobench.errors import TransferError, UnavailableError, transfer_errors
 from iobench.units import MIB
 from iobench.writers.base import Availability
-from iobench.writers.blocks.workers import Blocks, run_workers
+from iobench.writers.blocks.workers import BlockPool, Blocks, run_workers
 from iobench.writers.device.staging import StagedImage
-from iobench.writers.direct.engine import BlockingEngine
+from iobench.writers.direct.engine import BlockingEngine, DirectOperation
 from iobench.writers.image import AnyMemory, DeviceBytes, Extent, FileImage, Ranges
 from iobench.writers.local.direct_file import (
     DirectFile,
     read_on,
     reopened,
-    round_up,
     written_on,
 )
 from iobench.writers.local.new_file import NewFile
@@ -270,7 +269,7 @@ class GdsWriter(ODirectWriter):
 
     def __init__(self, options: GdsOptions | None = None, **values: Unpack[DirectValues]) -> None:
         super().__init__(options, **values)
-        self._blocks = _Blocks(self.options.block_size)
+        self._blocks: dict[Device, _Blocks] = {}
 
     def available(self, target: str | Path = ".") -> Availability:
         missing = cufile_missing()
@@ -286,23 +285,17 @@ class GdsWriter(ODirectWriter):
         return cuda_device(torch.device("cuda")).allocate(size_bytes)
 
     def _send(self, file: NewFile, image: FileImage, meter: Meter) -> None:
-        everything = [(0, image.size_bytes)]
-        if not self._by_cufile(file.fd, image, everything, _CuFileEngine.write, meter):
+        if not self._by_cufile(file.fd, image, [(0, image.size_bytes)], meter, writes=True):
             super()._send(file, image, meter)
 
     def _receive_files(self, reads: Sequence[OpenRead], meter: Meter) -> None:
         for one in reads:
             with transfer_errors("reading", one.path):
-                if not self._by_cufile(one.fd, one.image, one.ranges, _CuFileEngine.read, meter):
+                if not self._by_cufile(one.fd, one.image, one.ranges, meter, writes=False):
                     super()._receive_files([one], meter)
 
     def _by_cufile(
-        self,
-        fd: int,
-        image: FileImage,
-        ranges: Ranges,
-        move: Callable[[_CuFileEngine, StagedImage, int, int], None],
-        meter: Meter,
+        self, fd: int, image: FileImage, ranges: Ranges, meter: Meter, *, writes: bool
     ) -> bool:
         """Move ranges in blocks. If cuFile cannot, record a fallback and return False."""
         if not isinstance(image, StagedImage):
@@ -312,8 +305,9 @@ class GdsWriter(ODirectWriter):
         cufile = open_cufile()
         # Opened once more, as cuFile refuses descriptors with O_TMPFILE, O_NOFOLLOW or O_EXCL.
         mode = fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE
-        direct = reopened(fd, mode, self.name, image.path, self.options.block_size)
-        unit = max(direct.alignment.offset, linux.PAGE)
+        found = reopened(fd, mode, self.name, image.path, self.options.block_size)
+        unit = max(found.alignment.offset, linux.PAGE)
+        direct = DirectFile(found.fd, linux.DioAlignment(memory=linux.PAGE, offset=unit))
         with contextlib.ExitStack() as registered:
             registered.callback(os.close, direct.fd)
             try:
@@ -325,13 +319,21 @@ class GdsWriter(ODirectWriter):
                 meter.fell_back("gds", _COMPAT, cufile.compatibility_reason)
 
             def work(blocks: Blocks, own: Meter) -> None:
-                host = BlockingEngine(self._pool, own, path="direct")
-                engine = _CuFileEngine(cufile, handle, direct, unit, host, self._blocks, own)
-                try:
-                    for begin, end in blocks:
-                        move(engine, image, begin, end)
-                finally:
-                    self._blocks.give(engine.blocks)
+                for begin, end in blocks:
+                    part = Extent(image, begin, end, begin - begin % unit)
+                    device = _first_device(image, begin, end)
+                    if device is None:
+                        engine = BlockingEngine(self._pool, own, path="direct")
+                    else:
+                        pool = self._blocks.get(device)
+                        if pool is None:
+                            made = _Blocks(self.options.block_size, cufile, device)
+                            pool = self._blocks.setdefault(device, made)
+                        engine = _CuFileEngine(handle, pool, own)
+                    if writes:
+                        engine.write(direct, part)
+                    else:
+                        engine.read(direct, part, part.filled)
 
             blocks = Blocks(ranges, self.options.block_size, unit)
             run_workers(self.options.threads, blocks, work, meter)
@@ -342,113 +344,66 @@ class GdsWriter(ODirectWriter):
         return super()._stream(file, meter, size)
 
 
-class _CuFileEngine:
-    """Moves the blocks of one worker."""
+def _first_device(image: FileImage, start: int, stop: int) -> Device | None:
+    """Return the device of the first device bytes in the range, or None."""
+    pieces = image.pieces(start, stop)
+    return next((piece.device for piece in pieces if isinstance(piece, DeviceBytes)), None)
 
-    def __init__(
-        self,
-        cufile: CuFile,
-        handle: int,
-        file: DirectFile,
-        unit: int,
-        host: BlockingEngine,
-        pool: _Blocks,
-        meter: Meter,
-    ) -> None:
-        self._cufile, self._handle, self._file, self._unit = cufile, handle, file, unit
-        self._host, self._pool, self._meter = host, pool, meter
-        self.blocks: dict[Device, _Block] = {}
 
-    def write(self, image: StagedImage, start: int, stop: int) -> None:
-        block = self._block_for(image, start, stop)
-        if block is None:
-            self._host.write(self._file, Extent(image, start, stop, start))
-            return
-        with self._meter.phase("gather"):
-            image.gather(start, stop, block.memory)
-        length = round_up(stop - start, self._unit)
-        calls = self._move(block, start, length, length, writes=True)
-        self._meter.count("gds", length, calls)
+class _CuFileEngine(BlockingEngine):
+    """Moves blocks of GPU memory by cuFile; `handle` is that of the file."""
 
-    def read(self, image: StagedImage, wanted: int, stop: int) -> None:
-        begin = wanted - wanted % self._unit
-        block = self._block_for(image, wanted, stop)
-        if block is None:
-            self._host.read(self._file, Extent(image, wanted, stop, begin))
-            return
-        length = round_up(stop - begin, self._unit)
-        calls = self._move(block, begin, length, stop - begin, writes=False)
-        with self._meter.phase("scatter"):
-            image.scatter(wanted, stop, block.memory[wanted - begin :])
-        self._meter.count("gds", stop - begin, calls)
+    def __init__(self, handle: int, pool: _Blocks, meter: Meter) -> None:
+        super().__init__(pool, meter, path="gds")
+        self._handle, self._blocks = handle, pool
 
-    def _move(self, block: _Block, begin: int, length: int, wanted: int, *, writes: bool) -> int:
-        """Move `length` bytes, of which `wanted` are in the file; return the number of calls."""
+    def _move(self, operation: DirectOperation) -> int:
         done = calls = 0
-        with self._meter.operation("write" if writes else "read"), block.memory.device.current():
-            while done < wanted:
-                address, within = block.at(done)
-                count = self._cufile.move(
-                    self._handle, address, length - done, begin + done, within, writes=writes
+        blocks, block, unit = self._blocks, operation.data, operation.file.alignment.offset
+        assert isinstance(block, DeviceBytes)
+        base, offset = block.address, operation.offset
+        if base not in blocks.registered:
+            self.meter.fell_back("registered GPU memory", "cuFile's own buffers", blocks.refusal)
+        with blocks.device.current():
+            while done < operation.wanted:
+                # An offset is for registered memory only, whose address must be the registered one.
+                address, within = (base, done) if base in blocks.registered else (base + done, 0)
+                count = blocks.cufile.move(
+                    *(self._handle, address, len(block) - done, offset + done, within),
+                    writes=operation.writes,
                 )
                 calls += 1
-                if writes:
-                    done = written_on(done, count, begin, self._unit)
+                if operation.writes:
+                    done = written_on(done, count, offset, unit)
                 else:
-                    done = read_on(done, count, wanted, begin, self._unit)
+                    done = read_on(done, count, operation.wanted, offset, unit)
         return calls
 
-    def _block_for(self, image: FileImage, start: int, stop: int) -> _Block | None:
-        """Return a block on the device of the first device bytes in the range, or None."""
-        for piece in image.pieces(start, stop):
-            if isinstance(piece, DeviceBytes):
-                if piece.device not in self.blocks:
-                    block = self._pool.take(self._cufile, piece.device, self._meter)
-                    self.blocks[piece.device] = block
-                return self.blocks[piece.device]
-        return None
 
-
-class _Block(NamedTuple):
-    """GPU memory of one block, and whether it is registered with cuFile."""
-
-    memory: DeviceBytes
-    registered: bool
-
-    def at(self, done: int) -> tuple[int, int]:
-        """Return the address and the offset for the bytes from `done` on.
-
-        An offset is for registered memory only, whose address must be the registered one.
-        """
-        address = self.memory.address
-        return (address, done) if self.registered else (address + done, 0)
-
-
-class _Blocks:
+class _Blocks(BlockPool):
     """Blocks of GPU memory that are registered with cuFile as long as their writer exists."""
 
-    def __init__(self, size_bytes: int) -> None:
-        self._size = size_bytes
-        self._free: dict[Device, list[_Block]] = {}  # no lock, like BlockPool: atomic calls
+    def __init__(self, size_bytes: int, cufile: CuFile, device: Device) -> None:
+        super().__init__(size_bytes)
+        self.cufile, self.device = cufile, device
+        self.registered: set[int] = set()
+        """Their addresses."""
+        self.refusal = ""
+        """Why cuFile cannot register one."""
 
-    def take(self, cufile: CuFile, device: Device, meter: Meter) -> _Block:
-        """Return a block. One that cuFile cannot register is a fallback."""
-        with contextlib.suppress(IndexError):
-            return self._free.setdefault(device, []).pop()
-        memory = device.allocate(self._size)
+    def _make(self) -> list[Any]:
+        memory = self.device.allocate(self.block_size)
+        address = memory.address
         try:
-            with device.current():
-                cufile.register(memory.address, self._size)
+            with self.device.current():
+                self.cufile.register(address, self.block_size)
         except TransferError as error:
-            meter.fell_back("registered GPU memory", "cuFile's own buffers", str(error))
-            return _Block(memory, registered=False)
-        weakref.finalize(self, _release, cufile, device, memory.address).atexit = False
-        return _Block(memory, registered=True)
-
-    def give(self, blocks: Mapping[Device, _Block]) -> None:
-        """Keep these for the next transfer."""
-        for device, block in blocks.items():
-            self._free[device].append(block)
+            self.refusal = str(error)
+        else:
+            self.registered.add(address)
+            release = weakref.finalize(self, _release, self.cufile, self.device, address)
+            release.atexit = False
+        return [memory]
 
 
 def _release(cufile: CuFile, device: Device, address: int) -> None:

@@ -213,18 +213,21 @@ class BlockingEngine(DirectEngine):
     """pwrite and preadv in the calling thread."""
 
     def start(self, operation: DirectOperation) -> None:
-        fd, unit = operation.file.fd, operation.file.alignment.offset
-        data, offset, wanted, ok = operation.data, operation.offset, operation.wanted, False
+        ok = False
         try:
             with self.meter.operation(operation.name):
-                if operation.writes:
-                    calls = pwrite_direct(fd, data, offset, unit)
-                else:
-                    calls = pread_direct(fd, data, offset, wanted, unit)
+                calls = self._move(operation)
             ok = True
         finally:
             operation.on_complete(ok)
-        self.meter.count(self._path, wanted, calls)
+        self.meter.count(self._path, operation.wanted, calls)
+
+    def _move(self, operation: DirectOperation) -> int:
+        """Move all of it; return the number of calls."""
+        fd, unit = operation.file.fd, operation.file.alignment.offset
+        if operation.writes:
+            return pwrite_direct(fd, operation.data, operation.offset, unit)
+        return pread_direct(fd, operation.data, operation.offset, operation.wanted, unit)
 
 
 _TRANSIENT = {errno.EAGAIN, errno.EINTR, errno.ECANCELED}

@@ -21,7 +21,7 @@ from iobench.errors import TransferError, UnavailableError
 from iobench.testing import Check, content
 from iobench.writers import gds
 from iobench.writers.gds import GdsWriter
-from iobench.writers.image import FileImage
+from iobench.writers.image import FileImage, WatchedImage
 from iobench.writers.odirect import ODirectWriter
 from iobench.writers.transfer import Fallback
 
@@ -91,6 +91,18 @@ def test_the_paths_taken(played: FakeCuFile, tmp_path: Path) -> None:
     assert set(moved.paths) == {"gds", "direct"}
     assert device.download(room).tobytes() == data.tobytes()
     assert back.segments[2].memory.tobytes() == tail.tobytes()
+
+
+def test_what_is_filled_is_noted(played: FakeCuFile, tmp_path: Path) -> None:
+    """A restore checks each part of a file as soon as it is complete."""
+    size, filled = 300_000, list[tuple[int, int]]()
+    writer, _ = _saved(tmp_path, played.device.upload(content(size)), threads=1)
+    back = FileImage.of("f", [played.device.allocate(size)])
+    writer.read_ranges(
+        WatchedImage(back, lambda *part: filled.append(part)), tmp_path, [(0, 1000), (70_000, size)]
+    )
+    assert filled[:2] == [(0, 1000), (70_000, 135_168)]
+    assert filled[-1][1] == size
 
 
 def test_host_memory_is_a_fallback(played: FakeCuFile, tmp_path: Path) -> None:

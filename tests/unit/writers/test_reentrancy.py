@@ -8,25 +8,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.fake_cufile import FakeCuFile
 from support.fake_device import FakeDevice
 from support.reentry import at_every_collection, everywhere
 
 from iobench.integrations import default_writer
 from iobench.integrations.redirect import call_counts
 from iobench.integrations.redirect.call_counts import CallCounts, Count, merged
-from iobench.writers import gds
 from iobench.writers.base import Writer
 from iobench.writers.blocks import workers
 from iobench.writers.blocks.channel import Channel, Lease
 from iobench.writers.blocks.workers import BlockPool
 from iobench.writers.device import staging
-from iobench.writers.gds import CuFile
 from iobench.writers.image import Bytes
 from iobench.writers.local import deferred_free, new_file
 from iobench.writers.s3_store import client as s3_client
 from iobench.writers.s3_store.client import S3Client, S3Options
-from iobench.writers.transfer import Meter
 
 _POOL_ENTRIES = pytest.mark.parametrize("entry", ["give", "take", "take and give"])
 
@@ -69,27 +65,8 @@ def test_block_pool(entry: str, kept: int) -> None:
     everywhere(workers, check)
 
 
-def test_device_blocks() -> None:
-    """The same for blocks of GPU memory and for pinned ones."""
-
-    def check(enter: Callable[..., bool]) -> bool:
-        device, blocks, used = FakeDevice(), gds._Blocks(4096), list[int]()
-        cufile = CuFile(FakeCuFile(device))
-
-        def use() -> None:
-            block = blocks.take(cufile, device, Meter())
-            address = block.memory.address
-            assert address not in used
-            used.append(address)
-            if nested:
-                nested.pop()()
-            used.remove(address)
-            blocks.give({device: block})
-
-        nested = [use]
-        return enter(use, use)
-
-    everywhere(gds, check)
+def test_pinned_blocks() -> None:
+    """The same for pinned blocks."""
 
     def check_pinned(enter: Callable[..., bool]) -> bool:
         device, got = FakeDevice(), list[Bytes]()
