@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import random
 import threading
@@ -34,28 +33,13 @@ from iobench.units import format_seconds
 from iobench.writers.blocks import interpreter_end
 
 
-def exceeded(waiting: Sequence[Queued], max_backlog_s: float, now_s: float) -> str:
-    """Return by what the oldest of `waiting` exceeds the limit; empty if it does not."""
-    age_s = max((now_s - one.since_s for one in waiting), default=0.0)
-    if age_s <= max_backlog_s:
-        return ""
-    return f"a copy has waited {format_seconds(age_s)}, {_limit(max_backlog_s)}"
-
-
-def late(waiting: Sequence[Queued], max_backlog_s: float, now_s: float) -> list[tuple[Queued, str]]:
-    """Return the checkpoints to give up, each with the reason.
-
-    The last saved one, the first of `waiting`, is kept.
-    """
+def late(waiting: Sequence[Queued], limit_s: float, now_s: float) -> list[tuple[Queued, str]]:
+    """Return those of `waiting` that have waited longer than `limit_s`, each with the reason."""
     return [
-        (one, f"it waited {format_seconds(now_s - one.since_s)}, {_limit(max_backlog_s)}")
-        for one in waiting[1:]
-        if now_s - one.since_s > max_backlog_s
+        (one, f"it waited {format_seconds(age_s)}, max_backlog is {format_seconds(limit_s)}")
+        for one in waiting
+        if (age_s := now_s - one.since_s) > limit_s
     ]
-
-
-def _limit(max_backlog_s: float) -> str:
-    return f"max_backlog is {format_seconds(max_backlog_s)}"
 
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S, _PAUSE_GROWTH = 0.5, 300.0, 1.5
@@ -127,7 +111,6 @@ class Drain:
             control=ranks.sub("drain", aside=True, deadline_s=_NO_DEADLINE_S),
         )
         self._saving = self._failed_in_a_row = 0
-        self._hurry_at_s = math.inf
         self._rates = rates
         self.untidy = False
         """Whether something unfinished may be in the remote tier, to be removed when it answers."""
@@ -204,10 +187,9 @@ class Drain:
         began_s, first = time.monotonic(), ""
         with self.queue.changed:
             while self.failure is None and self._thread.is_alive():
-                why = exceeded(self.queue.not_durable(), self._max_backlog_s, time.monotonic())
-                if not why:
+                if not (found := self._late(self.queue.not_durable())):
                     break
-                first = first or why
+                first = first or found[-1][1]
                 self.queue.changed.wait(_LOOK_AGAIN_S)
         if not first:
             return 0.0
@@ -268,11 +250,11 @@ class Drain:
         return not self._thread.is_alive()
 
     def _must_yield(self) -> bool:
-        if not self._saving:
-            return False
-        if not self.leads:
-            return time.monotonic() < self._hurry_at_s
-        return not exceeded(self.queue.not_durable(), self._max_backlog_s / 2, time.monotonic())
+        waiting, half_s = self.queue.not_durable(), self._max_backlog_s / 2
+        return self._saving > 0 and not late(waiting, half_s, time.monotonic())
+
+    def _late(self, waiting: Sequence[Queued]) -> list[tuple[Queued, str]]:
+        return late(waiting, self._max_backlog_s, time.monotonic())
 
     def _run(self) -> None:
         with contextlib.suppress(OSError):  # at the trainer's priority then
@@ -298,7 +280,6 @@ class Drain:
         """Return the answer, also of what fails in any way: rank 0 waits for it."""
         try:
             files = msgspec.convert(order["files"], list[FileRecord])
-            self._hurry_at_s = time.monotonic() + order["hurry_after_s"]
             self._limit.begin()
             if order["do"] == "send":
                 entry = self.queue.get(order["step"])
@@ -360,7 +341,7 @@ class Drain:
         if entry.state == "durable":
             verified = self.copier.verify(entry)
             self._note("verified" if verified else "dropped", entry)
-        elif (sent := self.copier.copy(entry, again=self._failed_in_a_row > 0)) is not None:
+        elif (sent := self.copier.copy(entry)) is not None:
             paused_s = self._limit.yielded_s - yielded_s
             self._copied(entry, sent, time.monotonic() - began_s - paused_s)
         else:
@@ -406,7 +387,7 @@ class Drain:
         """Drop copies past the limit of the backlog, except that of the newest save."""
         if self.remote.options.past_backlog != "drop":
             return
-        for entry, why in late(self.queue.not_durable(), self._max_backlog_s, time.monotonic()):
+        for entry, why in self._late(self.queue.not_durable()[1:]):
             self._supersede(entry, why)
             self._tell(f"step {entry.step} is not copied to {self.remote}: {why}")
 

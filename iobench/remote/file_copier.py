@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,6 @@ from iobench.remote.queue import NOT_DURABLE, DrainQueue, Queued
 from iobench.remote.remote import RemoteTier
 from iobench.remote.source_file import BLOCK_BYTES, LocalDamageError, PinnedFiles, SourceFile
 from iobench.writers.base import Source
-from iobench.writers.image import Bytes
 
 
 def read_back(
@@ -35,42 +34,29 @@ def read_back(
 ) -> None:
     """Read these files of the checkpoint in `location` and compare each piece with its checksum.
 
-    Memory of one block is enough. `wait` is called before each block with its bytes. Raises
+    Memory of one block is enough. `wait` is called with the bytes of each block. Raises
     DataMismatchError that names the file and the piece, and TransferError.
     """
     for record in files:
         where = os.path.join(location, record.path)
         with transfer_errors("reading back", where), closing(open_source(where)) as source:
-            compare_file(record, _blocks(source, record.size_bytes, where, wait), where)
+            blocks = iter(partial(source.read, BLOCK_BYTES), b"")
+            compare_file(record, map(memoryview, blocks), where, wait)
 
 
-def _blocks(
-    source: Source, size_bytes: int, where: str, wait: Callable[[int], None]
-) -> Iterator[bytes]:
-    """Yield the file in order. Raises DataMismatchError if it has another size."""
-    left = size_bytes
-    while left:
-        wait(min(left, BLOCK_BYTES))
-        data = source.read(min(left, BLOCK_BYTES))
-        if not data:
-            raise DataMismatchError(f"{where}: ends {left} bytes too early")
-        left -= len(data)
-        yield data
-    if source.read(1):
-        raise DataMismatchError(f"{where}: has more than {size_bytes} bytes")
-
-
-def compare_file(record: FileRecord, blocks: Iterator[bytes | Bytes], where: str) -> None:
+def compare_file(
+    record: FileRecord, blocks: Iterator[memoryview], where: str, wait: Callable[[int], None]
+) -> None:
     """Compare the pieces of one file with its bytes. Raises DataMismatchError."""
     rest = memoryview(b"")
     for piece in record.pieces:
         digest, left = xxhash.xxh3_64(), piece.size_bytes
         while left:
             if not rest:
-                found = next(blocks, None)
-                if found is None:
+                rest = next(blocks, rest)
+                if not rest:
                     raise DataMismatchError(f"{where}: its manifest has more bytes than the file")
-                rest = memoryview(found if isinstance(found, bytes) else found.data)
+                wait(len(rest))
             digest.update(rest[:left])
             rest, left = rest[left:], max(0, left - len(rest))
         if digest.hexdigest() != piece.xxh3_64:
@@ -111,12 +97,11 @@ class FileCopier:
 
     # Rank 0.
 
-    def copy(self, entry: Queued, *, again: bool) -> int | None:
+    def copy(self, entry: Queued) -> int | None:
         """Copy a checkpoint. It is durable in the remote tier on return; the state says so.
 
         Returns the bytes sent by this attempt; None if its step was removed or saved anew
-        meanwhile, or the copy was given up. `again`: an earlier attempt failed, so the remote tier
-        may have it all. Raises LocalDamageError, TransferError, StoppedError.
+        meanwhile, or the copy was given up. Raises LocalDamageError, TransferError, StoppedError.
         """
         if not self.queue.move(entry, "draining", of=NOT_DURABLE):
             return None
@@ -125,23 +110,20 @@ class FileCopier:
         if found is None:
             return None
         manifest, text = found
-        copy, sent = None, 0
-        if not (again and self.remote.has(manifest)):
-            place = self.remote.place(entry.step)
-            copy = self.remote.copy(place, entry.serial, self.limit)
-            order = {"do": "send", "step": entry.step, "serial": entry.serial, "place": str(place)}
-            sent = self._together(order, manifest.files, manifest.pinned)
-            for part in shares(manifest.files, self.control.world.size)[1:]:
-                for file in part:
-                    copy.check(file.path, file.size_bytes)
+        place = self.remote.place(entry.step)
+        copy = self.remote.copy(place, entry.serial, self.limit)
+        order = {"do": "send", "step": entry.step, "serial": entry.serial, "place": str(place)}
+        sent = self._together(order, manifest.files, manifest.pinned)
+        for part in shares(manifest.files, self.control.world.size)[1:]:
+            for file in part:
+                copy.check(file.path, file.size_bytes)
         with self.remote.alone:  # no direct save of this step is written or begins meanwhile
             # A copy that was given up on the way may have bytes of a later generation of the
             # optimizer: its pin is free then. One that is given up from here on is right, and may
             # replace what retention drops.
             if not self.queue.has(entry, ["draining"]):
                 return None
-            if copy is not None:
-                copy.publish(text)
+            copy.publish(text)
             self.remote.published(manifest, [one.step for one in self.queue.not_durable()])
             if not self.queue.move(entry, "durable", of=["draining"]):
                 if not self.queue.has(entry, ["dropped"]):  # removed or saved anew
@@ -222,7 +204,6 @@ class FileCopier:
         own, *others = shares(files, self.control.world.size)
         if order["do"] == "send":  # 100,000 pieces are sent only where they are needed
             others = [[msgspec.structs.replace(one, pieces=()) for one in part] for part in others]
-        order["hurry_after_s"] = self._hurry_after_s()
         self._scatter([order, *({**order, "files": msgspec.to_builtins(one)} for one in others)])
         answer: dict[str, Any] = {}
         failure: Exception | None = None
@@ -242,12 +223,6 @@ class FileCopier:
             own_error = {} if failure is None else {"rank 0": shown_error(failure)}
             raise _worst({**failed, **own_error}) from failure
         return sum(one["sent"] for one in every)
-
-    def _hurry_after_s(self) -> float:
-        """Return the seconds after which copies do not wait for saves: at half of the backlog."""
-        waiting = [one.since_s for one in self._told.values() if one.state in NOT_DURABLE]
-        half_s = self.remote.options.max_backlog_s / 2
-        return min(waiting, default=time.monotonic()) + half_s - time.monotonic()
 
     def _scatter(self, orders: list[dict[str, Any]]) -> None:
         self.control.scatter("next copy", orders)
@@ -284,7 +259,8 @@ class FileCopier:
                 if copy is not None:
                     sent += copy.send(source)
                 else:
-                    compare_file(file, self._limited(source), os.path.join(where, file.path))
+                    blocks = (block.data for block in source.blocks())
+                    compare_file(file, blocks, os.path.join(where, file.path), self.limit.wait)
         return sent
 
     def _opened(
@@ -299,11 +275,6 @@ class FileCopier:
                 raise LocalDamageError(f"{one.directory}: the optimizer is not open")
             for file in one.files:
                 yield one.directory, file, self.offload.open_file(one, file)
-
-    def _limited(self, source: SourceFile) -> Iterator[Bytes]:
-        for block in source.blocks():
-            self.limit.wait(len(block))
-            yield block
 
 
 def shares(files: Sequence[FileRecord], ranks: int) -> list[list[FileRecord]]:

@@ -85,14 +85,13 @@ class DrainQueue:
         """
         with self.changed:
             known = self._entries.get(entry.step)
-            if known is None or known.serial < entry.serial:
-                there = False
-            elif known.serial == entry.serial and not newer:
-                there = known.is_there
-            else:
+            if known is not None and known.serial < entry.serial:
+                known = None
+            if known is not None and (newer or known.serial > entry.serial):
                 return
-            self._entries[entry.step] = entry
-            if entry.is_there and not there:
+            since_s = time.monotonic() if known is None else known.since_s  # of this node's clock
+            self._entries[entry.step] = replace(entry, since_s=since_s)
+            if entry.is_there and not (known is not None and known.is_there):
                 self._tell(entry.step, "durable")
 
     def move(self, entry: Queued, state: CopyState, *, of: Collection[CopyState]) -> bool:

@@ -17,7 +17,7 @@ from iobench.checkpoint.ledger import Ledger
 from iobench.checkpoint.manifest import Manifest
 from iobench.checkpoint.object_store import ObjectStore
 from iobench.checkpoint.rate_limit import RateLimit
-from iobench.checkpoint.retention import KeepAll, Retention, readable_manifest
+from iobench.checkpoint.retention import KeepAll, Retention
 from iobench.checkpoint.save import Save
 from iobench.checkpoint.store import CheckpointStore, DirectoryStore, store_at
 from iobench.errors import OptionError, UsageError
@@ -96,19 +96,12 @@ class Remote:
 
     def new_writer(self) -> Writer:
         """Return the writer. Raises UsageError when it cannot write to the location."""
-        writer = writer_of(self.writer or ("s3" if is_s3(self.location) else "hybrid"))
-        writer.check_scheme(self.location)
-        if not writer.stores:
-            raise UsageError(f"writer {writer.name!r} stores nothing; choose another writer")
-        if is_s3(self.location) and not isinstance(writer, S3Writer):
+        usual = "s3" if is_s3(self.location) else "hybrid"
+        writer = writer_of(self.writer or usual)
+        if not isinstance(writer, S3Writer if is_s3(self.location) else FileWriter):
             raise UsageError(
-                f"{self.location}: copies to a bucket continue uploads part by part, which writer "
-                f"{writer.name!r} does not do; choose the writer s3"
-            )
-        if not is_s3(self.location) and not isinstance(writer, FileWriter):
-            raise UsageError(
-                f"{self.location}: copies to a directory continue files that are there in part, "
-                f"which writer {writer.name!r} does not do; choose the writer hybrid"
+                f"{self.location}: copies there continue what was sent in part, which writer "
+                f"{writer.name!r} does not do; choose the writer {usual}"
             )
         return writer
 
@@ -252,11 +245,6 @@ class RemoteTier:
         """Return whether there is a checkpoint of `step`, as far as this process knows."""
         ledger = self._ledger  # once: another thread may close the tier
         return ledger is not None and ledger.holds(step)
-
-    def has(self, manifest: Manifest) -> bool:
-        """Ask whether this very checkpoint is there. Raises TransferError."""
-        there = manifest.step in self.store.steps()
-        return there and readable_manifest(self.store, manifest.step) == manifest
 
     @contextmanager
     def using(self, limit_s: float | None, where: str) -> Iterator[Writer]:

@@ -68,13 +68,11 @@ class DirectoryCopy(StagedCheckpoint):
             fd = open_own(path, os.O_RDWR | os.O_CREAT, directory)
             stack.callback(os.close, fd)
             ranges = self._missing(fd, source)
-            # A full disk is no reason to send it all again: a later attempt continues the file.
-            with _lost_with_an_error(path.name, directory, spared=(errno.ENOSPC, errno.EDQUOT)):
+            with _lost_with_an_error(path.name, directory):
                 if ranges:
                     image = self._limit.limited(source.image())
                     self._writer.write_ranges(fd, image, ranges, str(path))
                 os.ftruncate(fd, source.size_bytes)
-            with _lost_with_an_error(path.name, directory):
                 os.fsync(fd)
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
             os.fsync(directory)  # not by `publish` alone: another node may publish it
@@ -136,19 +134,16 @@ class DirectoryCopy(StagedCheckpoint):
 
 
 @contextlib.contextmanager
-def _lost_with_an_error(
-    name: str, directory: int, *, spared: tuple[int, ...] = ()
-) -> Iterator[None]:
-    """Remove the file `name` after an OSError in the body, except those of the numbers `spared`.
+def _lost_with_an_error(name: str, directory: int) -> Iterator[None]:
+    """Remove the file `name` after an OSError in the body.
 
     The kernel reports lost writes once, and may keep the bytes in the page cache: the next attempt
     would find them there, and its fsync would succeed.
     """
     try:
         yield
-    except OSError as error:
-        if error.errno not in spared:
-            os.unlink(name, dir_fd=directory)
+    except OSError:
+        os.unlink(name, dir_fd=directory)
         raise
 
 

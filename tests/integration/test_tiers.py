@@ -19,7 +19,7 @@ from iobench.checkpoint import ledger
 from iobench.checkpoint.object_store import ObjectStore
 from iobench.checkpoint.save import Copy
 from iobench.errors import OptionError, TargetError, TransferError
-from iobench.remote.drain import exceeded
+from iobench.remote.drain import late
 from iobench.remote.file_copier import FileCopier
 from iobench.remote.remote import RemoteTier
 from iobench.remote.remote_copy import DRAINING_SUFFIX, DirectoryCopy
@@ -263,9 +263,9 @@ class _Held:
         self.go, self.sent = threading.Semaphore(0), list[int]()
         original = FileCopier.copy
 
-        def send(step: FileCopier, entry: Any, *, again: bool) -> int | None:
+        def send(step: FileCopier, entry: Any) -> int | None:
             assert self.go.acquire(timeout=60)
-            found = original(step, entry, again=again)
+            found = original(step, entry)
             self.sent.append(entry.step)
             return found
 
@@ -296,14 +296,14 @@ def test_a_save_waits_for_the_backlog(local, remote, monkeypatch) -> None:
     held = _Held(monkeypatch)
     waiting = threading.Thread(target=held.release)
 
-    def exceeds(*arguments: Any) -> str:
-        found = exceeded(*arguments)
+    def exceeds(*arguments: Any) -> list[Any]:
+        found = late(*arguments)
         in_save = threading.current_thread() is threading.main_thread()
         if found and in_save and waiting.ident is None:
             waiting.start()
         return found
 
-    monkeypatch.setattr("iobench.remote.drain.exceeded", exceeds)
+    monkeypatch.setattr("iobench.remote.drain.late", exceeds)
     tier = Remote(remote, max_backlog=1e-6, on_backlog="wait")
     with Checkpointer(local, tiers=[tier]) as ckpt:
         assert ckpt.save(state(1, _SMALL), 1).backlog_wait_s == 0.0
@@ -501,9 +501,9 @@ def test_a_copy_of_another_save_does_not_help(local, remote, monkeypatch) -> Non
         ckpt.save({**state(1), "again": True}, 1)
     copied, original = threading.Event(), FileCopier.copy
 
-    def send(step: FileCopier, entry: Any, *, again: bool) -> int | None:
+    def send(step: FileCopier, entry: Any) -> int | None:
         assert copied.wait(60)
-        return original(step, entry, again=again)
+        return original(step, entry)
 
     monkeypatch.setattr(FileCopier, "copy", send)
     with Checkpointer(local, tiers=[Remote(remote)]) as ckpt:

@@ -130,9 +130,8 @@ def test_a_direct_save_is_known_at_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "order",
     [
-        {"do": "send", "files": "no list", "hurry_after_s": 1.0},
+        {"do": "send", "files": "no list"},
         {"do": "send", "files": []},
-        {"do": "send", "files": [], "hurry_after_s": 1.0},
     ],
 )
 def test_every_order_gets_an_answer(order: dict[str, Any], tmp_path: Path) -> None:

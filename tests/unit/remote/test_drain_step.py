@@ -68,7 +68,7 @@ def test_a_copy_that_is_given_up(
 
     with monkeypatch.context() as patched:
         patched.setattr(kind, during, moves)
-        assert drain.copier.copy(entry, again=False) is None
+        assert drain.copier.copy(entry) is None
     found = drain.queue.get(3)
     assert found is not None
     assert found.state == "dropped"
@@ -90,14 +90,14 @@ def test_a_step_that_is_removed_while_it_is_published(
 
     with monkeypatch.context() as patched:
         patched.setattr(DirectoryCopy, "publish", publish)
-        assert drain.copier.copy(entry, again=False) is None
+        assert drain.copier.copy(entry) is None
     assert "step-3" not in _names(tmp_path / "remote")
 
 
 def test_a_copy_is_recorded_before_it_replaces_others(ckpt: Checkpointer, tmp_path: Path) -> None:
     """The oldest one goes when the new one is there."""
     drain, entry = _drain(ckpt), _waiting(ckpt)
-    assert drain.copier.copy(entry, again=False) is not None
+    assert drain.copier.copy(entry) is not None
     assert _names(tmp_path / "remote") == {"step-2", "step-3"}
     assert drain.copier.verify(_waiting(ckpt))
     assert not drain.copier.verify(entry)  # a second one finds another state
@@ -107,7 +107,7 @@ def test_a_given_up_copy_is_not_sent(ckpt: Checkpointer) -> None:
     """Not even if the drain's thread had chosen it before."""
     drain, entry = _drain(ckpt), _waiting(ckpt)
     assert drain.queue.move(entry, "dropped", of=PENDING)
-    assert drain.copier.copy(entry, again=False) is None
+    assert drain.copier.copy(entry) is None
 
 
 def test_a_damaged_remote_copy_goes_after_the_local_one_was_compared(
@@ -115,7 +115,7 @@ def test_a_damaged_remote_copy_goes_after_the_local_one_was_compared(
 ) -> None:
     """Until then it is the only one that is known to have any good piece."""
     drain = _drain(ckpt)
-    assert drain.copier.copy(_waiting(ckpt), again=False) is not None
+    assert drain.copier.copy(_waiting(ckpt)) is not None
     remote = tmp_path / "remote" / "step-3"
     damage(remote / "tensors.safetensors")
     there, original = {}, FileCopier._together
@@ -135,7 +135,7 @@ def test_a_damaged_remote_copy_goes_after_the_local_one_was_compared(
 def test_both_copies_are_damaged(ckpt: Checkpointer, tmp_path: Path) -> None:
     """Both stay: a restore mends each with the pieces of the other."""
     drain = _drain(ckpt)
-    assert drain.copier.copy(_waiting(ckpt), again=False) is not None
+    assert drain.copier.copy(_waiting(ckpt)) is not None
     for tier in ("local", "remote"):
         damage(tmp_path / tier / "step-3" / "tensors.safetensors")
     with pytest.raises(LocalDamageError, match="damaged"):
