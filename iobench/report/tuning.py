@@ -72,11 +72,10 @@ def _answer(outcome: Outcome, size_bytes: int) -> Iterator[Line]:
     chosen, *_ = outcome.standings()
     figure = outcome.race.objective.show(chosen.loss, size_bytes)
     yield Line("Chosen", (f"{chosen.candidate.label} at {figure}", *outcome.reasons()))
-    counts = ", ".join(f"{count} {status}" for status, count in outcome.counts().items())
     spent = (
-        f"{len(outcome.tried())} of {outcome.space.size} settings in "
+        f"{len(outcome.race.trials)} of {outcome.space.size} settings in "
         f"{format_seconds(outcome.race.budget.spent_s)}, "
-        f"{format_size(outcome.race.budget.written_bytes)} written: {counts}"
+        f"{format_size(outcome.race.budget.written_bytes)} written"
     )
     yield Line("Tried", (spent,))
 
@@ -95,7 +94,7 @@ def _confirmed_bytes(outcome: Outcome) -> int:
 
 
 def _race_grid(race: Race) -> Grid:
-    """Return the table of the race: a setting a row, with its rounds and how it left the race."""
+    """Return the table of the race: a setting a row, with its rounds and why it failed."""
 
     def middle(row: tuple[str, RaceEntry]) -> str:
         losses = row[1].losses
@@ -109,15 +108,9 @@ def _race_grid(race: Race) -> Grid:
         Column("setting", lambda row: row[0], figure=False),
         Column("rounds", lambda row: str(len(row[1].losses))),
         Column("median" if race.objective.goal == "stall" else "median, GiB/s", middle),
-        Column("outcome", lambda row: _fate(row[1]), figure=False),
+        Column("failed", lambda row: row[1].cause or MISSING, figure=False),
     )
     return Grid.of(race.trials.items(), columns, "race")
-
-
-def _fate(entry: RaceEntry) -> str:
-    if entry.running:
-        return "in the race until its end"
-    return f"{entry.status}: {entry.cause}" if entry.cause else str(entry.status)
 
 
 def _grid(outcome: Outcome, size: int) -> Grid:
@@ -181,7 +174,7 @@ def _result(outcome: Outcome, size_bytes: int) -> dict[str, Any]:
             "writers": sorted(outcome.space.dimensions),
             "left_out": list(outcome.space.left_out),
         },
-        "tried": _tried(outcome.tried()),
+        "tried": _tried(outcome.race.trials),
         "spent_s": outcome.race.budget.spent_s,
         "written_bytes": outcome.race.budget.written_bytes,
     }
@@ -192,7 +185,6 @@ def _tried(trials: Mapping[str, RaceEntry]) -> list[dict[str, Any]]:
         {
             "setting": name,
             "origin": trial.candidate.origin,
-            "status": trial.status.value,
             "cause": trial.cause,
             "rounds": len(trial.losses),
             "losses": list(trial.losses.values()),

@@ -116,6 +116,7 @@ class Budget:
 
 _PROBE = 64 * MIB
 _LEAST = 16 * MIB
+_PART = 8  # the race's checkpoints are this part of those of the confirmation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,8 +144,9 @@ class TuningSizes:
         """Return the size of a probe before a confirmation at `confirm`."""
         return self._fitting(min(_PROBE, confirm // 4), confirm)
 
-    def race_bytes(self, confirm: int, part: int) -> int:
-        """Return the size of a race before a confirmation at `confirm`, for one of its parts."""
+    def race_bytes(self, confirm: int, *, few: bool = False) -> int:
+        """Return the size of a race before a confirmation at `confirm`; twice it for a few."""
+        part = _PART // 2 if few else _PART
         return self._fitting(max(self.probe_bytes(confirm), confirm // part), confirm)
 
     def _fitting(self, size: int, most: int) -> int:
@@ -165,12 +167,11 @@ LOOK_ROUNDS = 2
 LAST_ROUNDS = 2
 """Rounds at the end, with the best setting of every family once more, eliminated or not."""
 
-SMALLER = "a smaller search for "
+SMALLER = "a smaller search, for --max-time or --max-bytes: "
 """Begins the note that says what a budget has left out."""
 
 _STAYING = 4
 _BESIDE = 2  # contenders besides one of each family: runner-up and the best known setting
-_PARTS = (8, 16)  # the race's checkpoints are this part of those of the confirmation
 _RACE_ROUNDS = 10  # of the known settings: with less the settings near the best are not all raced
 _Costs = Callable[[Sequence[str], int, bool], Cost]
 
@@ -179,31 +180,31 @@ _Costs = Callable[[Sequence[str], int, bool], Cost]
 class Search:
     """A search: the size of its checkpoints, and how many settings are confirmed.
 
-    `contenders` take part in the first look, `staying` of them run on. The default setting is among
-    them. The race's checkpoints are `size_bytes` / `part`; without a race `part` is 0. The race
-    affords `rounds` of the known settings. `reserve` is the cost of the confirmation.
+    `contenders` take part in the first look, the default setting among them. Unless the order is
+    that of the probes, they are `raced` first: the race affords `rounds` of the known settings.
+    `reserve` is the cost of the confirmation.
     """
 
     size_bytes: int
-    part: int
     contenders: int
-    staying: int
+    raced: bool = True
     rounds: int = ROUNDS
     reserve: Cost = NOTHING
+
+    @property
+    def staying(self) -> int:
+        """How many contenders run on after the first look."""
+        return min(_STAYING, self.contenders)
 
     def less_than(self, full: Search) -> Iterator[str]:
         """Yield in words what this search has less of than a `full` one."""
         if self.size_bytes < full.size_bytes:
             size, most = format_size(self.size_bytes), format_size(full.size_bytes)
             yield f"checkpoints of {size} instead of {most}"
-        if self.part == 0:
+        if not self.raced:
             yield "no race, the order is that of short probes"
-        elif self.part != full.part:
-            yield f"a race at 1/{self.part} of the size instead of 1/{full.part}"
         if self.contenders < full.contenders:
             yield f"{self.contenders} settings confirmed instead of {full.contenders}"
-        if self.staying < min(full.staying, self.contenders):
-            yield f"{self.staying} of them in all rounds instead of {full.staying}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -241,19 +242,11 @@ class Planner:
     ) -> Planner:
         """Return the planner for the known settings `probed`, which work, the fastest first."""
         writers = {one.label: one.writer for one in space.known}
-        baseline = space.baseline
         best: dict[str, str] = {}
-        if space.reference or baseline.label in probed:
-            best[baseline.writer] = baseline.label
-        for name in probed:
+        for name in sorted(probed, key=lambda one: one != space.baseline.label):
             best.setdefault(writers[name], name)
-        return cls(
-            sizes=sizes,
-            families=list(best.values()),
-            raced=probed,
-            most=space.size + bool(space.reference),
-            cost=cost,
-        )
+        families = list(best.values())
+        return cls(sizes=sizes, families=families, raced=probed, most=space.size, cost=cost)
 
     def full(self) -> Search:
         """Return the search of a budget without limits."""
@@ -284,31 +277,19 @@ class Planner:
 
     def _searches(self) -> Iterator[Search]:
         """Yield searches of one size, the largest first."""
-        families = len(self.families)
+        families, size = len(self.families), self.sizes.largest
         pair = min(2, self.most)
-        full = Search(
-            size_bytes=self.sizes.largest,
-            part=_PARTS[0],
-            contenders=min(families + _BESIDE, self.most),
-            staying=min(_STAYING, families + _BESIDE, self.most),
-            rounds=_RACE_ROUNDS,
-        )
-        for part in _PARTS:
-            yield replace(full, part=part)
-        smaller = replace(full, part=_PARTS[-1], rounds=ROUNDS)
-        yield smaller
-        every = max(pair, min(families, self.most))
-        for staying in range(min(_STAYING, every), 1, -1):
-            yield replace(smaller, contenders=every, staying=staying)
-        for contenders in range(every - 1, 1, -1):
-            yield replace(smaller, contenders=contenders, staying=2)
-        yield replace(smaller, part=0, contenders=pair, staying=pair)
+        most = min(families + _BESIDE, self.most)
+        yield Search(size_bytes=size, contenders=most, rounds=_RACE_ROUNDS)
+        for contenders in range(max(pair, families), 1, -1):
+            yield Search(size_bytes=size, contenders=contenders)
+        yield Search(size_bytes=size, contenders=pair, raced=False)
 
     def _reserve(self, search: Search) -> Cost:
         size, count = search.size_bytes, search.contenders
         first, later = (self.cost(self.families[:1], size, v).written_bytes for v in (True, False))
         kept = self.families[:count]
-        if search.part == 0:
+        if not search.raced:
             both = (*kept, *kept)[:count]
             return Cost(
                 time_s=LEAST_SAMPLES * self.cost(both, size, False).time_s,
@@ -328,13 +309,13 @@ class Planner:
     def _fits(self, search: Search, left: Cost) -> bool:
         probes = Cost(time_s=0.0, written_bytes=self._probes(search))
         share = left.plus(search.reserve, times=-1).plus(probes, times=-1)
-        if search.part == 0:
+        if not search.raced:
             return share.covers(NOTHING)
-        size = self.sizes.race_bytes(search.size_bytes, search.part)
+        size = self.sizes.race_bytes(search.size_bytes)
         return share.covers(self.cost(self.raced, size, False), times=search.rounds)
 
     def _probes(self, search: Search) -> int:
-        count = min(2, self.unprobed) if search.part == 0 else self.unprobed
+        count = self.unprobed if search.raced else min(2, self.unprobed)
         size = self.sizes.probe_bytes(search.size_bytes)
         return count * self.cost(self.families[:1], size, False).written_bytes
 

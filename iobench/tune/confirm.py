@@ -41,8 +41,7 @@ class ConfirmedChoice:
 class Confirmation:
     """Losses by contender and round. The first of `contenders` led the race.
 
-    The baseline is chosen unless another contender is shown better. Where it is not a contender it
-    is measured for comparison only.
+    The baseline is chosen unless another contender is shown better. It is "" where it failed.
     """
 
     contenders: list[str]
@@ -70,14 +69,7 @@ class Confirmation:
     def enough(self) -> bool:
         """Whether every able contender has the samples that a claim needs."""
         able = self.able
-        names = [*able, *self.compared]
-        return bool(able) and all(len(self.losses.get(n, {})) >= LEAST_SAMPLES for n in names)
-
-    @property
-    def compared(self) -> list[str]:
-        """The baseline where it is not a contender, and has not failed; otherwise nothing."""
-        names = {self.baseline} - {"", *self.contenders} - self.failed.keys()
-        return list(names)
+        return bool(able) and all(len(self.losses.get(n, {})) >= LEAST_SAMPLES for n in able)
 
     @property
     def unbeaten(self) -> list[str]:
@@ -249,16 +241,12 @@ class Finals:
 
     def run(self, floor: float, phase: Callable[[str], None]) -> Confirmation:
         """Run rounds until every contender has enough samples or the budget is spent."""
-        contenders, baseline = self._contenders(), self.space.baseline
-        if self.space.reference:
-            self.race.join(baseline.label, baseline)
-        measured = self.space.reference or baseline.label in contenders
+        contenders, baseline = self._contenders(), self.space.baseline.label
         self.confirmation = confirmation = Confirmation(
-            contenders=contenders, baseline=baseline.label if measured else "", floor=floor
+            contenders=contenders, baseline=baseline if baseline in contenders else "", floor=floor
         )
-        names = [*contenders, *confirmation.compared]
         size = self.search.size_bytes
-        phase(f"confirmation of {', '.join(names)}, {format_size(size)} at a time")
+        phase(f"confirmation of {', '.join(contenders)}, {format_size(size)} at a time")
         for number in range(LOOK_ROUNDS):
             if not self._round(number):
                 return confirmation
@@ -297,7 +285,7 @@ class Finals:
             name for name in best_known if self.race.writer_of(name) == self.race.writer_of(leader)
         ][:1]
         chosen += best_known[:1]
-        return list(dict.fromkeys(chosen))[: self.search.contenders - bool(self.space.reference)]
+        return list(dict.fromkeys(chosen))[: self.search.contenders]
 
     def _last(self) -> list[str]:
         """Return what the last rounds measure: the best setting of each family."""
@@ -318,7 +306,6 @@ class Finals:
         able = confirmation.open
         if not able:
             return False
-        able = [*able, *confirmation.compared]
         fresh = [name for name in able if name not in confirmation.losses]
         cost = self.race.cost(able, self.search.size_bytes, verify=bool(fresh))
         if confirmation.enough:

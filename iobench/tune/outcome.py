@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
@@ -13,7 +12,7 @@ from iobench.stats.comparison import Comparison, Finding
 from iobench.stats.estimates import Interval, median, median_interval
 from iobench.tune.confirm import Confirmation, ConfirmedChoice
 from iobench.tune.objective import Measurement, cpu_s_per_gib
-from iobench.tune.race import Race, RaceEntry
+from iobench.tune.race import Race
 from iobench.tune.space import Candidate, Space
 
 _SEARCHABLE = 0.07  # noise of a log: with more the race often leads to the wrong settings
@@ -78,15 +77,12 @@ class Outcome:
     def baseline(self) -> str | None:
         """The label of the baseline of the ratios; None where it failed."""
         label = self.confirmation.baseline
-        return label if label in self._shown() else None
+        return label if label in self.confirmation.able else None
 
     @property
     def keeps_baseline(self) -> bool:
         """Whether the answer is to keep the default: no gain over it was shown."""
-        if self.baseline is None or self.baseline in self.confirmation.contenders:
-            return self.verdict.chosen == self.baseline
-        gain = self.verdict.over_baseline
-        return gain is None or gain.finding is not Finding.BETTER
+        return self.verdict.chosen == self.baseline
 
     @property
     def left_out(self) -> list[str]:
@@ -110,17 +106,8 @@ class Outcome:
 
     def standings(self) -> list[Standing]:
         """Return the confirmed settings: the chosen one, then the others, the best first."""
-        found = [self._standing(name) for name in self._shown()]
+        found = [self._standing(name) for name in self.confirmation.able]
         return sorted(found, key=lambda one: (one.candidate.label != self.verdict.chosen, one.loss))
-
-    def counts(self) -> dict[str, int]:
-        """Return the number of settings by their final status."""
-        return dict(Counter(trial.status.value for trial in self.tried().values()))
-
-    def tried(self) -> dict[str, RaceEntry]:
-        """Return the settings of the space that were tried."""
-        own = self.space.dimensions
-        return {name: one for name, one in self.race.trials.items() if one.candidate.writer in own}
 
     def failures(self) -> dict[str, str]:
         """Return the settings that failed or exceeded a limit, with the cause."""
@@ -160,11 +147,6 @@ class Outcome:
             yield f"keep {baseline}, the default: {name} is {times}, no difference shown"
         else:
             yield f"keep {baseline}, the default: {name} is {times}"
-
-    def _shown(self) -> list[str]:
-        confirmation = self.confirmation
-        compared = [name for name in confirmation.compared if name in confirmation.losses]
-        return [*confirmation.able, *compared]
 
     def _doubts(self) -> Iterator[str]:
         """Yield why a setting that is more than 5% better may exist."""

@@ -21,7 +21,6 @@ import math
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,44 +38,28 @@ _FEWEST_FREE = 4  # degrees of freedom that an estimate of the noise needs
 _SWEEPS = 20
 
 
-class RaceStatus(StrEnum):
-    """Status of a contender in the race."""
-
-    RUNNING = "remaining"
-    DROPPED = "shown worse"
-    CUT = "eliminated"
-    OVER = "over a limit"
-    FAILED = "failed"
-
-
 @dataclass(kw_only=True)
 class RaceEntry:
-    """One contender: its measurements, its loss in each round of the race, and its status."""
+    """One contender: its measurements, its loss in each round, and whether it still runs.
+
+    `cause` says why it failed or which limit it exceeded; empty for others, however slow they are.
+    """
 
     candidate: Candidate
     measured: list[tuple[Step, Measurement]] = field(default_factory=list)
     """In order, each with the step that requested it."""
     losses: dict[int, float] = field(default_factory=dict)
-    status: RaceStatus = RaceStatus.RUNNING
+    running: bool = True
     cause: str = ""
-
-    @property
-    def running(self) -> bool:
-        return self.status is RaceStatus.RUNNING
 
     @property
     def able(self) -> bool:
         """Whether it has neither failed nor exceeded a limit, however slow it is."""
-        return self.status not in (RaceStatus.FAILED, RaceStatus.OVER)
+        return not self.cause
 
-    def end(self, status: RaceStatus, cause: str) -> None:
-        """Set the final status: the contender does not run again."""
-        self.status, self.cause = status, cause
-
-    def run_again(self) -> None:
-        """Let an able contender that was dropped or cut run again."""
-        assert self.able
-        self.status, self.cause = RaceStatus.RUNNING, ""
+    def fail(self, cause: str) -> None:
+        """End it for good."""
+        self.running, self.cause = False, cause
 
     def of(self, phase: Phase | None = None) -> list[Measurement]:
         """Return its measurements of one phase, or of all."""
@@ -164,20 +147,14 @@ class Race:
             trial = self.trials[name]
             loss = compare_pairs(trial.losses, self.trials[leader].losses, least=2)
             if loss and _shown_worse(loss, noise):
-                trial.end(
-                    RaceStatus.DROPPED,
-                    f"{loss.ratio.ratio:.2f} times the loss of {leader} in "
-                    f"{loss.ratio.samples} rounds",
-                )
+                trial.running = False
                 dropped.append(name)
         return dropped
 
-    def cut(self, keep: int, why: str) -> list[str]:
-        """Cut all but the `keep` best, shown worse or not, and return the names of those cut."""
-        behind = self.ranked()[keep:]
-        for name in behind:
-            self.trials[name].end(RaceStatus.CUT, why)
-        return behind
+    def cut(self, keep: int) -> None:
+        """Drop all but the `keep` best, shown worse or not."""
+        for name in self.ranked()[keep:]:
+            self.trials[name].running = False
 
     def rung(
         self, phase: Phase, size: int, *, until: float, names: Sequence[str] | None = None
@@ -211,12 +188,12 @@ class Race:
             measured = self.measure_one(name, Step(phase=phase, round=self.number, size_bytes=size))
             trial = self.trials[name]
             if measured.error:
-                trial.end(RaceStatus.FAILED, measured.error)
+                trial.fail(measured.error)
                 continue
             if record:
                 trial.losses[self.number] = self.objective.loss(measured)
             if over := self.objective.over(trial.of()):
-                trial.end(RaceStatus.OVER, over)
+                trial.fail(over)
         self._check_able()
 
     def by_probe(self, names: Iterable[str] | None = None) -> list[str]:

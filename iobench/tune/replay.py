@@ -1,14 +1,14 @@
 """Replay: the race and the confirmation of a tuning, from the trials in its journal.
 
 No target is needed, unlike for a resumed tuning. The decisions follow from the measurements, with
-the rules of `Race` and `Confirmation`. Which settings were cut follows from those that ran next.
+the rules of `Race` and `Confirmation`.
 """
 
 from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 
 from iobench import workloads
@@ -19,7 +19,7 @@ from iobench.tune.budget import LAST_ROUNDS, LOOK_ROUNDS
 from iobench.tune.confirm import Confirmation, confirm
 from iobench.tune.journal import TrialRecord, TuningRecord
 from iobench.tune.outcome import Outcome
-from iobench.tune.race import Race, RaceStatus
+from iobench.tune.race import Race
 from iobench.tune.space import Candidate, Dimension, Space
 from iobench.units import format_size
 from iobench.writers import registry
@@ -31,8 +31,6 @@ def replay(header: TuningRecord, trials: Sequence[TrialRecord]) -> tuple[Race, O
     The outcome is None where the confirmation did not end: the journal can be resumed then. Raises
     UnknownNameError for an unknown writer.
     """
-    candidates = [Candidate.of(one.writer, one.options, one.origin) for one in trials]
-    labels = [one.label for one in candidates]
     recorded = iter(trials)
     race = Race(
         objective=header.asked.goal(),
@@ -42,51 +40,33 @@ def replay(header: TuningRecord, trials: Sequence[TrialRecord]) -> tuple[Race, O
         report=lambda *_: None,
         rng=random.Random(),
     )
-    bounds = _rounds(trials)
-    writers = header.asked.writers or dict.fromkeys(one.writer for one in trials)
-    confirmation = Confirmation(contenders=[], baseline="")
-    for at, (begin, end) in enumerate(bounds):
-        names, first = labels[begin:end], trials[begin]
-        until = len(trials) if first.phase == "confirm" else end
-        for name, candidate in zip(labels[begin:until], candidates[begin:until], strict=True):
-            if name not in race.trials:
-                race.join(name, candidate)
+    candidates = [Candidate.of(one.writer, one.options, one.origin) for one in trials]
+    labels = [one.label for one in candidates]
+    for label, candidate in zip(labels, candidates, strict=True):
+        if label not in race.trials:
+            race.join(label, candidate)
+    confirmation = Confirmation(contenders=[], baseline="", floor=header.asked.floor)
+    for _, numbers in itertools.groupby(range(len(trials)), key=lambda one: trials[one].round):
+        begin, *_ = taking_part = list(numbers)
+        names, first = [labels[one] for one in taking_part], trials[begin]
         race.number = first.round - 1
         if first.phase == "confirm":
             if not confirmation.contenders:
-                confirmation = _contenders(race, labels[begin:], writers)
-                confirmation.floor = header.asked.floor
+                _join(confirmation, race, labels[begin:])
             confirm(race, confirmation, names, first.size_bytes)
             continue
-        following = set(labels[slice(*bounds[at + 1])]) if at + 1 < len(bounds) else set()
-        for name in names:
-            if race.trials[name].able and first.phase != "probe":
-                race.trials[name].run_again()
         with suppress(IobenchError):  # no setting was left: the tuning ended there
             race.run(first.phase, names, first.size_bytes, record=first.phase != "probe")
-        if first.phase != "probe":
-            race.judge()
-            later = at + 2 < len(bounds) and trials[end].phase == "race"
-            for name in [name for name in race.running if later and name not in following]:
-                race.trials[name].end(RaceStatus.CUT, "others did better")
     _finish(confirmation, sorted({one.round for one in trials if one.phase == "confirm"}))
-    return race, _outcome(header, trials, race, confirmation, writers)
+    return race, _outcome(header, trials, race, confirmation)
 
 
-def _rounds(trials: Sequence[TrialRecord]) -> list[tuple[int, int]]:
-    groups = itertools.groupby(range(len(trials)), key=lambda number: trials[number].round)
-    bounds = [list(numbers) for _, numbers in groups]
-    return [(numbers[0], numbers[-1] + 1) for numbers in bounds]
-
-
-def _contenders(race: Race, labels: Sequence[str], writers: Collection[str]) -> Confirmation:
+def _join(confirmation: Confirmation, race: Race, labels: Sequence[str]) -> None:
+    """Enter the settings that were confirmed, the leader of the race first."""
     names = list(dict.fromkeys(labels))
-    baseline = next((n for n, one in race.trials.items() if one.candidate.origin == "baseline"), "")
-    asked = [name for name in names if race.trials[name].candidate.writer in writers]
-    return Confirmation(
-        contenders=list(dict.fromkeys([*race.ranked(names)[:1], *asked])),
-        baseline=baseline if baseline in names else "",
-    )
+    confirmation.contenders += dict.fromkeys([*race.ranked(names)[:1], *names])
+    origins = {race.trials[name].candidate.origin: name for name in names}
+    confirmation.baseline = origins.get("baseline", "")
 
 
 def _finish(confirmation: Confirmation, numbers: Sequence[int]) -> None:
@@ -105,7 +85,6 @@ def _outcome(
     trials: Sequence[TrialRecord],
     race: Race,
     confirmation: Confirmation,
-    writers: Collection[str],
 ) -> Outcome | None:
     verdict = confirmation.verdict()
     if verdict is None:
@@ -116,7 +95,6 @@ def _outcome(
             dimensions={
                 writer: Dimension.all_of(registry.writer_class(writer))
                 for writer in dict.fromkeys(one.writer for one in trials)
-                if writer in writers
             },
             known=tuple(race.trials[name].candidate for name in known),
         ),

@@ -87,19 +87,17 @@ class Space:
     """The writers that work on a target, each with its dimensions.
 
     `known` are the settings to begin with, the most promising first. `left_out` gives the reason
-    for each writer that takes no part. `reference` is the default where it is not one of the
-    writers: it is only measured in the confirmation, and never chosen.
+    for each writer that takes no part.
     """
 
     dimensions: Mapping[str, tuple[Dimension, ...]]
     known: tuple[Candidate, ...]
     left_out: tuple[str, ...] = ()
-    reference: Candidate | None = None
 
     @property
     def baseline(self) -> Candidate:
-        """The default that a winner must beat: that of `hybrid`, or the first one known."""
-        return self.reference or self.known[0]
+        """The default that a winner must beat: that of `hybrid`, or of the first writer."""
+        return self.known[0]
 
     @property
     def size(self) -> int:
@@ -182,11 +180,10 @@ def space_of(target: str, names: Sequence[str] | None = None) -> Space:
     if not works:
         nothing = f"{', '.join(names or ())} stores nothing; choose another --writer."
         raise UnavailableError("", "; ".join(left_out) or nothing)
-    reference = _reference(target) if names and _DEFAULTS[0] not in names else None
     promising = [*_DEFAULTS[:1], *_KNOWN_GOOD, *_DEFAULTS[1:], *works]
     ordered = [name for name in dict.fromkeys(promising) if name in works]
     first = next((name for name in _DEFAULTS if name in works), ordered[0])
-    known = [Candidate.of(first, {}, "known-good" if reference else "baseline")]
+    known = [Candidate.of(first, {}, "baseline")]
     known += [Candidate.of(name, {}, "known-good") for name in ordered if name != first]
     known += [
         Candidate.of(name, values, "known-good")
@@ -197,17 +194,7 @@ def space_of(target: str, names: Sequence[str] | None = None) -> Space:
         dimensions={name: Dimension.all_of(type(writer)) for name, writer in works.items()},
         known=tuple(known),
         left_out=tuple(left_out),
-        reference=reference,
     )
-
-
-def _reference(target: str) -> Candidate | None:
-    """Return the default setting of iobench; None where it does not work on `target`."""
-    try:
-        writer = _working(_DEFAULTS[0], target)
-    except IobenchError:
-        return None
-    return Candidate(writer=writer.name, options=writer.options, origin="baseline")
 
 
 def _working(name: str, target: str) -> Writer:

@@ -22,6 +22,7 @@ _FINALISTS = 4
 _MOST_DRAWN = 8
 _NEAR = 1.4  # times the leader's loss: families whose best setting is refined
 _BATCH = 6  # settings proposed at once
+_PROBING = 0.25  # of the time
 
 # The fraction of the race's share of the budget that must be left after each part of the race.
 _AFTER_DRAWN, _AFTER_HALVING = 0.8, 0.7
@@ -54,7 +55,6 @@ class Tuner:
     notes: list[str] = field(default_factory=list, init=False)
     search: Search = field(init=False)
     _full: Search = field(init=False)
-    _by_bytes: Search = field(init=False)
 
     def run(self) -> Outcome:
         """Probe, race, refine, confirm; with a smaller budget less of it.
@@ -68,7 +68,7 @@ class Tuner:
         self.sizes = replace(self.sizes, largest=planned.size_bytes)
         self._probe()
         self._share_out()
-        if self.search.part:
+        if self.search.raced:
             self._known_good()
             self._drawn()
             self._refine()
@@ -77,59 +77,42 @@ class Tuner:
     # The phases, in order.
 
     def _probe(self) -> None:
-        """Run one short trial of each known setting, to see whether it works and how fast it is.
-
-        A small budget has fewer: what the smallest search takes is left.
-        """
+        """Run one short trial of each known setting, to see whether it works and how fast it is."""
         self.progress.phase(f"{len(self.space.known)} known settings, probed")
         probe = self.sizes.probe_bytes(self.sizes.largest)
-        self.race.run("probe", self._to_probe(probe), probe, record=False)
+        self.race.run("probe", self._to_probe(), probe, record=False)
 
-    def _to_probe(self, size: int) -> Iterator[str]:
-        """Yield the known settings whose probe leaves enough for the smallest search."""
-        for one in self.space.known:
-            if self._leaves_least(size):
-                self.race.join(one.label, one)
-                yield one.label
+    def _to_probe(self) -> Iterator[str]:
+        """Yield the known settings whose probe leaves the bytes of the smallest search.
 
-    def _leaves_least(self, size: int) -> bool:
-        """Return whether one more probe leaves what the smallest search takes.
-
-        Its time is known once two settings work. Where those are too slow, another one may be as
-        fast as the default.
+        Once two settings work, probes end after a part of the time.
         """
-        left, probed = self.race.budget.left_cost, self.race.by_probe(self.race.running)
-        if len(probed) < 2:
-            left = replace(left, time_s=math.inf)
-            planner = Planner.of_bytes(self.space, self.sizes, self.race.written_bytes)
-            planner = replace(planner, unprobed=1)
-            return left.covers(planner.least())
-        planner, probe = self._planner(), self.race.cost(probed[:1], size)
-        if not left.covers(planner.least()):
-            planner = replace(planner, families=planner.families[:1])
-        return left.covers(planner.least().plus(probe))
+        race, budget = self.race, self.race.budget
+        planner = Planner.of_bytes(self.space, self.sizes, race.written_bytes)
+        least = replace(planner, unprobed=1).least().written_bytes
+        for one in self.space.known:
+            late = budget.spent_s > _PROBING * budget.max_s and len(race.by_probe(race.running)) > 1
+            if not late and budget.left_cost.written_bytes >= least:
+                race.join(one.label, one)
+                yield one.label
 
     def _share_out(self) -> None:
         """Choose the largest search that is affordable, and reserve its confirmation's part."""
-        planner, budget = self._planner(), self.race.budget
-        left = budget.left_cost
-        search, by_bytes = planner.largest(left), planner.largest(replace(left, time_s=math.inf))
-        if search is None or by_bytes is None:
-            needed_s = budget.spent_s + planner.least().time_s
-            about = f"about {format_seconds(needed_s)}"
-            raise too_small("--max-time", about, self.space, self.sizes)
-        self.search, self._by_bytes = search, by_bytes
-        self._full = replace(planner.full(), size_bytes=self._full.size_bytes)
-        budget.set_aside(search.reserve)
-
-    def _planner(self) -> Planner:
-        probed = self.race.by_probe(self.race.running)
-        return Planner.of_rates(
+        budget, probed = self.race.budget, self.race.by_probe(self.race.running)
+        planner = Planner.of_rates(
             self.space,
             self.sizes,
             probed,
             lambda names, size, verify: self.race.cost(names, size, verify=verify),
         )
+        search = planner.largest(budget.left_cost)
+        if search is None:
+            needed_s = budget.spent_s + planner.least().time_s
+            about = f"about {format_seconds(needed_s)}"
+            raise too_small("--max-time", about, self.space, self.sizes)
+        self.search = search
+        self._full = replace(planner.full(), size_bytes=self._full.size_bytes)
+        budget.set_aside(search.reserve)
 
     def _smaller(self, outcome: Outcome) -> Iterator[str]:
         """Yield what the budget has left out, in one line; nothing for a full search."""
@@ -140,14 +123,7 @@ class Tuner:
         if untried:
             parts.append(f"not tried: {' '.join(untried)}")
         if parts:
-            yield f"{SMALLER}{self._limits()}: {'; '.join(parts)}"
-
-    def _limits(self) -> str:
-        """Return the options that made the search smaller."""
-        limits = ["--max-bytes"] if [*self._by_bytes.less_than(self._full)] else []
-        if self._by_bytes != self.search or not limits:
-            limits.append("--max-time")
-        return " and ".join(limits)
+            yield f"{SMALLER}{'; '.join(parts)}"
 
     def _known_good(self) -> None:
         self.progress.phase(
@@ -179,10 +155,10 @@ class Tuner:
         self.race.rung("race", self._race_bytes(), until=_AFTER_HALVING)
         while (running := len(self.race.running)) > _FINALISTS:
             keep = max(_FINALISTS, math.ceil(running / 2))
-            self.race.cut(keep, f"{keep} others did better, {running} ran")
+            self.race.cut(keep)
             if not self.race.rung("race", self._race_bytes(few=True), until=_AFTER_HALVING):
                 break
-        self.race.cut(2 * _FINALISTS, "others did better when the share of the budget was spent")
+        self.race.cut(2 * _FINALISTS)
 
     def _refine(self) -> None:
         """Race settings near the best of each close family, in batches.
@@ -204,11 +180,11 @@ class Tuner:
             near = {one.writer for one in batch}
             bases = [n for n in starts if self.race.writer_of(n) in near]
             for name in bases:
-                self.race.trials[name].run_again()
+                self.race.trials[name].running = True
             names = list(dict.fromkeys([*leaders, *bases, *(one.label for one in batch)]))
             if not self.race.rung("refine", self._race_bytes(), until=0.0, names=names):
                 return
-            self.race.cut(2 * _FINALISTS, "others near the leaders did better")
+            self.race.cut(2 * _FINALISTS)
 
     def _near(self, starts: Sequence[str], count: int) -> list[Candidate]:
         found: dict[str, Candidate] = {}
@@ -284,8 +260,7 @@ class Tuner:
 
     def _race_bytes(self, *, few: bool = False) -> int:
         """Return the size of a trial of the race; it is larger when few settings are left."""
-        part = self.search.part // 2 if few else self.search.part
-        return self.sizes.race_bytes(self.search.size_bytes, part)
+        return self.sizes.race_bytes(self.search.size_bytes, few=few)
 
     def _affordable(self, *, until: float) -> int:
         """Return how many settings, each as fast as the leader, can run a rung of small trials.

@@ -40,24 +40,6 @@ def test_no_winner_over_the_baseline() -> None:
     assert not verdict.refuted
 
 
-def test_a_baseline_that_is_no_contender_is_compared_but_not_chosen() -> None:
-    """However good it is. Its samples are needed too, and it is not the best of those asked for."""
-    made = confirmed(winner=1.0, known=1.5, buffered=0.5)
-    made.contenders.remove("buffered")
-    verdict = made.verdict()
-    assert verdict is not None
-    assert (verdict.chosen, verdict.equals) == ("winner", ())
-    assert verdict.excess < 0
-    assert verdict.over_baseline is not None
-    assert verdict.over_baseline.ratio.ratio == pytest.approx(0.5, rel=0.02)
-    del made.losses["buffered"][0], made.losses["buffered"][1]
-    assert made.verdict() is None
-    made.failed["buffered"] = "OSError: no"
-    verdict = made.verdict()
-    assert verdict is not None
-    assert verdict.over_baseline is None
-
-
 def test_a_leader_that_the_confirmation_refutes() -> None:
     """The leader of the race is now slower than the best known setting, which is chosen."""
     verdict = confirmed(winner=1.5, known=1.0, buffered=3.0).verdict()

@@ -9,7 +9,7 @@ from support.simulated_storage import heavy_tails
 
 from iobench.tune.budget import Budget
 from iobench.tune.objective import Objective
-from iobench.tune.race import Race, RaceStatus
+from iobench.tune.race import Race
 from iobench.tune.space import Candidate
 
 _ANY = Candidate.of("buffered", {}, "drawn")
@@ -50,8 +50,8 @@ def test_clearly_worse_in_two_rounds_is_eliminated() -> None:
         run(one, number, {n: 1.0 + 0.01 * ((i * number) % 3) for i, n in enumerate(names)})
         run(one, number, {"slow": 2.0})
     assert one.judge() == ["slow"]
-    assert one.trials["slow"].status is RaceStatus.DROPPED
-    assert "2.0" in one.trials["slow"].cause
+    assert not one.trials["slow"].running
+    assert one.trials["slow"].able
 
 
 def test_one_outlier_eliminates_no_setting() -> None:
@@ -131,11 +131,10 @@ def test_the_best_is_rarely_eliminated() -> None:
 
 
 def test_cut_leaves_the_best() -> None:
-    """`cut` keeps so many, and gives the reason for each of the others."""
+    """`cut` keeps so many."""
     one = race("a", "b", "c")
     run(one, 1, {"a": 3.0, "b": 1.0, "c": 2.0})
-    assert one.cut(2, "no budget") == ["a"]
-    assert (one.trials["a"].status, one.trials["a"].cause) == (RaceStatus.CUT, "no budget")
+    one.cut(2)
     assert list(one.running) == ["b", "c"]
 
 

@@ -37,13 +37,9 @@ def budgets(most: int, count: int) -> list[int]:
     return [int(16 * MIB * factor**n) + n * _ODD for n in range(count + 1)]
 
 
-def rank(search: Search) -> tuple[bool, int, int, int, int, int]:
+def rank(search: Search) -> tuple[bool, int, int, int]:
     """Larger for a search with more writers, then for one with more of everything else."""
-    race = -search.part if search.part else -99
-    return (
-        *(search.part > 0, search.contenders, search.staying),
-        *(search.rounds, race, search.size_bytes),
-    )
+    return search.raced, search.contenders, search.rounds, search.size_bytes
 
 
 @pytest.mark.parametrize("written_bytes", [once, stalls])
@@ -102,7 +98,7 @@ def test_every_budget_above_the_least_has_an_answer(size: int | None, max_bytes:
 
 
 @pytest.mark.parametrize("size", [None, GIB])
-@pytest.mark.parametrize("max_s", [5, 12, 20, 60, 300])
+@pytest.mark.parametrize("max_s", [8, 12, 20, 60, 300])
 def test_every_time_above_the_least_has_an_answer(size: int | None, max_s: float) -> None:
     """Its limit is exceeded by what the trials took longer than expected, at most."""
     storage = SimulatedStorage(seed=1, noise=normal(0.02))
@@ -145,22 +141,6 @@ def test_a_full_search_says_nothing() -> None:
     outcome = run(storage, 64 * MIB, Budget(max_s=3600, max_bytes=400 * GIB))
     assert not [one for one in outcome.reasons() if one.startswith(SMALLER)]
     assert outcome.left_out == []
-
-
-@pytest.mark.parametrize(
-    ("max_s", "max_bytes", "option"),
-    [
-        (3600, 40 * GIB, "--max-bytes: "),
-        (60, 400 * GIB, "--max-time: "),
-        (30, 40 * GIB, "--max-bytes and --max-time: "),
-    ],
-)
-def test_the_note_names_the_option(max_s: float, max_bytes: int, option: str) -> None:
-    """The one whose limit made the search smaller, or both."""
-    storage = SimulatedStorage(seed=1, noise=normal(0.02))
-    outcome = run(storage, GIB, Budget(max_s=max_s, max_bytes=max_bytes))
-    (said,) = [one for one in outcome.reasons() if one.startswith(SMALLER)]
-    assert said.removeprefix(SMALLER).startswith(option)
 
 
 def test_the_slowest_writers_are_left_out_first() -> None:
