@@ -381,9 +381,8 @@ def explain_refusal(number: int, disabled: int | None) -> tuple[str, str]:
             "Use a kernel >= 5.10, or leave the sandbox; odirect and libaio work without it.",
         )
     if number == errno.EPERM and disabled:
-        who = "for all processes" if disabled >= 2 else "for processes without CAP_SYS_ADMIN"
         return (
-            f"disabled {who} by kernel.io_uring_disabled={disabled}",
+            f"disabled by kernel.io_uring_disabled={disabled}",
             "As root: sysctl kernel.io_uring_disabled=0",
         )
     if number in (errno.EPERM, errno.EACCES):

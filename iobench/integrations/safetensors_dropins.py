@@ -14,7 +14,6 @@ import os
 import stat
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -180,10 +179,10 @@ def prepare_save(
     if metadata is not None and not _is_plain(metadata):
         raise Unsupported("metadata that safetensors refuses, or writes in random order")
     with bypass():
-        stock = _stock_behaviour()
-    if stock is None:
-        raise Unsupported(f"safetensors {safetensors.__version__} writes different bytes")
-    target = StockPath.of(path, writer, stock_renames=stock.renames)
+        mode = _stock_mode()
+    if mode is None:
+        raise Unsupported(f"safetensors {safetensors.__version__} writes files in another way")
+    target = StockPath.of(path, writer, stock_renames=True)
     try:
         image = files.image(target.name, tensors, metadata)
     except ValueError as error:
@@ -195,8 +194,8 @@ def prepare_save(
             moved = writer.write(image, target.directory)
         except TransferError as error:
             raise SaveFileError.of(error) from error
-        if stock.mode is not None and "file" in writer.schemes:
-            os.chmod(target.path, stock.mode)
+        if "file" in writer.schemes:
+            os.chmod(target.path, mode)
         return moved
 
     return write
@@ -252,21 +251,13 @@ def _is_plain(metadata: Any) -> bool:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class _StockBehaviour:
-    """How the installed safetensors creates a file: whether by rename, and with which mode.
-
-    `mode` is None when it is the mode that a writer gives the file too: that of the old file, or
-    the default of a new one.
-    """
-
-    renames: bool
-    mode: int | None
-
-
 @functools.cache
-def _stock_behaviour() -> _StockBehaviour | None:
-    """Save a small file and look, once per process; None where its bytes differ from our image."""
+def _stock_mode() -> int | None:
+    """Return the mode of the files that safetensors makes. Save a small file once to see it.
+
+    None where the bytes differ from our image, or where it writes into an old file, like before
+    0.8, instead of a rename.
+    """
     tensors = {
         "b": torch.arange(3.0, device="cpu"),
         "a": torch.arange(5, device="cpu"),
@@ -275,16 +266,12 @@ def _stock_behaviour() -> _StockBehaviour | None:
     }
     metadata = {"format": "pt"}
     with tempfile.TemporaryDirectory(prefix="iobench-safetensors-") as directory:
-        file, plain = Path(directory, "a.safetensors"), Path(directory, "plain")
-        for path in (file, plain):
-            path.touch()
-        before, as_new = file.stat(), stat.S_IMODE(plain.stat().st_mode)
+        file = Path(directory, "a.safetensors")
+        file.touch()
+        before = file.stat()
         safetensors.torch.save_file(tensors, file, metadata=metadata)
         after = file.stat()
         made = files.image("a.safetensors", tensors, metadata)
         joined = b"".join(view.tobytes() for view in made.views(0, made.size_bytes))
-        if joined != file.read_bytes():
-            return None
-    mode = stat.S_IMODE(after.st_mode)
-    renames = (after.st_dev, after.st_ino) != (before.st_dev, before.st_ino)
-    return _StockBehaviour(renames=renames, mode=mode if renames or mode != as_new else None)
+        same = joined == file.read_bytes() and after.st_ino != before.st_ino
+    return stat.S_IMODE(after.st_mode) if same else None

@@ -11,8 +11,6 @@ from iobench.testing.check import check
 from iobench.testing.content import content, content_at, cut, empty_like
 from iobench.testing.harness import WriterHarness, expect_raises, expect_same
 
-_ODD = (0, 1, 64, 511, 512, 4095)
-
 
 @check(needs_storage=False)
 def many_tiny_segments(harness: WriterHarness) -> None:
@@ -31,41 +29,37 @@ def empty_segments(harness: WriterHarness) -> None:
     harness.expect_round_trip(harness.image("file", b"", b""), content(0))
 
 
-def _expect_at_addresses(harness: WriterHarness, stored: int, room: int, size: int) -> None:
-    """Store `size` bytes of memory at an address within a page, and read them to another."""
-    data = content_at(stored, size, stored)
-    harness.expect_round_trip(harness.image("file", data), data)
-    if harness.stores:
-        back = content_at(room, size, stored + 1)
-        harness.read(harness.image("file", back))
-        expect_same(back, data, f"read back to address {room} of a page")
-
-
 @check(needs_storage=False)
-def odd_addresses(harness: WriterHarness) -> None:
-    """Memory at any address and of any length is stored and filled, without any alignment."""
-    for address in _ODD:
-        _expect_at_addresses(harness, address, 4095 - address, harness.block_size + 4096 + address)
-
-
-@check(needs_storage=False)
-def aligned_memory(harness: WriterHarness) -> None:
-    """Memory aligned as direct I/O requires, which may skip a copy, is stored and filled."""
-    for size in (4096, 2 * harness.block_size, harness.block_size + 512):
-        _expect_at_addresses(harness, 0, 0, size)
+def any_address(harness: WriterHarness) -> None:
+    """Memory at any address and of any length is stored and filled, also where it is aligned as
+    direct I/O requires, which may skip a copy.
+    """
+    block = harness.block_size
+    odd = [(at, 4095 - at, block + 4096 + at) for at in (0, 1, 64, 511, 512, 4095)]
+    for stored, room, size in (*odd, (0, 0, 4096), (0, 0, 2 * block), (0, 0, block + 512)):
+        data = content_at(stored, size, stored)
+        harness.expect_round_trip(harness.image("file", data), data)
+        if harness.stores:
+            back = content_at(room, size, stored + 1)
+            harness.read(harness.image("file", back))
+            expect_same(back, data, f"read back to address {room} of a page")
 
 
 @check()
 def cut_anew_for_reading(harness: WriterHarness) -> None:
-    """A file is read into segments of other lengths than it was written from."""
+    """A file is read into segments of other lengths than it was written from. A part of it leaves
+    the other bytes of these segments unchanged.
+    """
     size = 3 * harness.block_size + 4097
     data = content(size)
-    harness.write(
-        harness.image("file", *cut(data, islice(cycle((4096, 1, 8191, 513)), size // 4000)))
-    )
-    pieces = cut(np.zeros(size, dtype=np.uint8), (1, 4095, 4096, size // 2, 3))
-    harness.read(harness.image("file", *pieces))
-    expect_same(np.concatenate(pieces), data, "read into other segments")
+    lengths = islice(cycle((4096, 1, 8191, 513)), size // 4000)
+    harness.write(harness.image("file", *cut(data, lengths)))
+    for start, stop in ((0, size), (9_000, size - 7_000)):
+        pieces = cut(np.zeros(size, dtype=np.uint8), (1, 4095, 4096, size // 2, 3))
+        harness.read(harness.image("file", *pieces), start=start, stop=stop)
+        wanted = np.zeros(size, dtype=np.uint8)
+        wanted[start:stop] = data[start:stop]
+        expect_same(np.concatenate(pieces), wanted, f"[{start}, {stop}) of other segments")
 
 
 @check(needs_storage=False)

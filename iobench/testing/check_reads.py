@@ -72,18 +72,6 @@ def reads_of_ranges(harness: WriterHarness) -> None:
         expect_raises(ValueError, harness.writer.read_ranges, image, target, refused)
 
 
-@check()
-def partial_reads_into_segments(harness: WriterHarness) -> None:
-    """A partial read that starts and stops within segments leaves their other bytes unchanged."""
-    data = content(40_000)
-    harness.write(harness.image("file", data))
-    pieces = [np.zeros(length, dtype=np.uint8) for length in (9_999, 1, 20_000, 10_000)]
-    harness.read(harness.image("file", *pieces), start=9_000, stop=30_500)
-    wanted = np.zeros(40_000, dtype=np.uint8)
-    wanted[9_000:30_500] = data[9_000:30_500]
-    expect_same(np.concatenate(pieces), wanted, "[9000, 30500) of four segments")
-
-
 class _Watched(FileImage):
     """Compares bytes with `wanted` when a read reports them."""
 

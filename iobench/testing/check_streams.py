@@ -62,19 +62,11 @@ def stream_is_a_binary_file(harness: WriterHarness) -> None:
         expect(not stream.closed, "it is closed at once")
         for data in (b"ab", bytearray(b"cd"), memoryview(b"ef"), b""):
             expect(stream.write(data) == len(data), f"{data!r} was not taken whole")
+        expect_raises(TypeError, stream.write, "text")
     expect(stream.closed, "it is open after its with-block")
     expect_raises(ValueError, stream.write, b"x")
     stream.close()
     harness.expect_stored("file", b"abcdef")
-
-
-@check(needs_storage=False)
-def text_refused(harness: WriterHarness) -> None:
-    """Text written to a stream raises TypeError, and the unfinished file is not published."""
-    stream = harness.open("file")
-    expect_raises(TypeError, stream.write, "text")
-    stream.abort()
-    harness.expect_nothing("file")
 
 
 @check()

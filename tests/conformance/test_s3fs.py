@@ -20,8 +20,9 @@ from iobench.testing import Directory, writer_checks
 from iobench.writers import registry
 
 _OF_EACH = (
-    *("sizes_around_alignments", "longer_file_replaced", "nested_paths", "torch_save_in_one_line"),
-    *("failed_stream_publishes_nothing", "failed_write_keeps_the_old", "available_without_a_trace"),
+    *("sizes_around_alignments", "another_size_replaced", "nested_paths", "torch_save_in_one_line"),
+    *("failed_stream_publishes_nothing", "failed_write_publishes_nothing"),
+    "available_without_a_trace",
 )
 _OF_TWO = (
     *("sizes_around_blocks", "many_tiny_segments", "every_kind_of_buffer", "partial_reads"),

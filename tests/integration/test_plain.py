@@ -414,7 +414,7 @@ def test_what_is_left_of_an_old_file(library, kind, umask, tmp_path, log_lines) 
         "torch": (torch.save, iobench.torch.save),
         "safetensors": (safetensors.torch.save_file, iobench.safetensors.save_file),
     }[library]
-    safetensors_dropins._stock_behaviour.cache_clear()  # as in a new process
+    safetensors_dropins._stock_mode.cache_clear()  # as in a new process
     before = os.umask(umask)
     try:
         for side, save in (("stock", stock), ("ours", functools.partial(ours, writer=WRITER))):
@@ -423,7 +423,7 @@ def test_what_is_left_of_an_old_file(library, kind, umask, tmp_path, log_lines) 
             save({"a": torch.ones(9)}, tmp_path / side / "m.pt")
     finally:
         os.umask(before)
-        safetensors_dropins._stock_behaviour.cache_clear()
+        safetensors_dropins._stock_mode.cache_clear()
     assert _listed(tmp_path / "ours") == _listed(tmp_path / "stock")
     if library == "torch":
         assert len(log_lines()) == bool(reason)

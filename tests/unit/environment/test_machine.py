@@ -258,8 +258,7 @@ def test_compatibility_mode(
     ("number", "sysctl", "word"),
     [
         (errno.ENOSYS, None, "the kernel has no io_uring"),
-        (errno.EPERM, 2, "for all processes"),
-        (errno.EPERM, 1, "without CAP_SYS_ADMIN"),
+        (errno.EPERM, 1, "kernel.io_uring_disabled=1"),
         (errno.EPERM, 0, "seccomp"),
         (errno.EPERM, None, "seccomp"),
         (errno.ENOMEM, 0, "lockable memory"),
