@@ -156,7 +156,7 @@ class RemoteTier:
         self.direct_writer = _another(self.writer)
         """For saves that go here directly: in a bucket with connections of its own."""
         self._ledger: Ledger | None = None
-        self.alone = self._lock = threading.RLock()
+        self.alone = threading.RLock()
         """While a copy is published: no direct save is written, and none begins."""
 
     def __str__(self) -> str:
@@ -173,7 +173,7 @@ class RemoteTier:
 
         Removes unfinished copies of other steps than `waiting`. Raises TransferError, TargetError.
         """
-        with self._lock:
+        with self.alone:
             self.store.acquire()
             try:
                 if isinstance(self.store, DirectoryStore):
@@ -192,7 +192,7 @@ class RemoteTier:
 
         A writer that the user made stays.
         """
-        with self._lock:
+        with self.alone:
             self.close()
             if isinstance(self.options.writer, str):
                 self.writer = self.options.new_writer()
@@ -206,7 +206,7 @@ class RemoteTier:
 
     def tidy(self, waiting: Collection[int]) -> None:
         """Remove unfinished copies of other steps than `waiting`. Raises TransferError."""
-        with self._lock:
+        with self.alone:
             if isinstance(self.store, ObjectStore):
                 self.store.clean(waiting)
                 return
@@ -230,13 +230,11 @@ class RemoteTier:
         lock = self.store.lock
         return DirectoryCopy(Path(place), self.writer, serial=serial, limit=limit, lock=lock)
 
-    def would_keep(self, waiting: dict[int, tuple[int, float]]) -> set[int]:
-        """Return the steps of `waiting` that the retention of this tier would keep."""
-        assert self._ledger is not None
-        return self._ledger.would_keep(waiting)
+    def would_keep(self, waiting: Mapping[int, tuple[int, float]]) -> set[int]:
+        """Return the steps of `waiting` that the retention of this tier would keep.
 
-    def may_keep(self, waiting: Mapping[int, tuple[int, float]]) -> set[int]:
-        """Like `would_keep`, but never asks the tier: all of them when its contents are unknown."""
+        It never asks the tier: all of them when its contents are unknown.
+        """
         ledger = self._ledger
         known = ledger is not None and ledger.is_read
         return ledger.would_keep(waiting) if ledger is not None and known else set(waiting)
@@ -256,7 +254,7 @@ class RemoteTier:
         all requests to a bucket end, and TransferError is raised; None: no limit.
         """
         writer = self.direct_writer
-        with self._lock, ExitStack() as stack:
+        with self.alone, ExitStack() as stack:
             if isinstance(writer, S3Writer):
                 late = (
                     f"{where}: not written within {format_seconds(limit_s or 0.0)}, the expected "
@@ -267,7 +265,7 @@ class RemoteTier:
 
     def published(self, manifest: Manifest, waiting: Collection[int]) -> None:
         """Record a new checkpoint, then remove what retention drops and what it replaced."""
-        with self._lock:
+        with self.alone:
             if isinstance(self.store, ObjectStore) and self.holds(manifest.step):
                 self.store.clean(waiting)
             self.recorded(manifest.step, manifest.serial, manifest.created_s, manifest.size_bytes)
@@ -282,7 +280,7 @@ class RemoteTier:
 
     def remove(self, step: int) -> None:
         """Remove the checkpoint of `step` and unfinished copies of it, if there are any."""
-        with self._lock:  # the drain's thread may begin anew meanwhile
+        with self.alone:  # the drain's thread may begin anew meanwhile
             if self._ledger is not None and self._ledger.holds(step):
                 self._ledger.remove(step)
             elif step in self.store.steps():
@@ -290,7 +288,7 @@ class RemoteTier:
 
     def close(self) -> None:
         """Release the lock of a directory, close the connections to a bucket."""
-        with self._lock:
+        with self.alone:
             self._ledger = None
             self.store.release()
             if self.direct_writer is not self.writer:

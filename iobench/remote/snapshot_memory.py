@@ -99,7 +99,7 @@ class SnapshotMemory:
         assert self._ledger is not None  # this is rank 0
         wanted = self._ledger.would_keep(waiting, self._keep)
         if self._local is not None:
-            wanted |= self._local.remote.may_keep(waiting)
+            wanted |= self._local.remote.would_keep(waiting)
         return wanted
 
     def began(self, save: Save) -> None:

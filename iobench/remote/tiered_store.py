@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import threading
 import time
@@ -32,9 +31,6 @@ from iobench.writers.transfer import Transfer
 
 _ANSWER_S = 5.0
 """How long a restore waits for a list of the remote tier, when the local tier has checkpoints."""
-
-_FULL = (errno.ENOSPC, errno.EDQUOT)
-"""With these a tier takes no copies, and can be read."""
 
 
 class Listed(NamedTuple):
@@ -202,10 +198,10 @@ class TieredCandidates(Candidates):
 class TieredStore:
     """The checkpoints of both tiers, for one restore, as the process that drains sees them.
 
-    The remote tier is asked for a list at once, unless the drain knows that it fails; `ask` comes
-    first. A step that both tiers have is read from the local one, with the help of the remote one
-    if it is of the same save. A later save of the step, made by another node, counts instead of the
-    local one. `known` has the serial numbers of the local checkpoints.
+    The remote tier is asked for a list at once; `ask` comes first. A step that both tiers have is
+    read from the local one, with the help of the remote one if it is of the same save. A later save
+    of the step, made by another node, counts instead of the local one. `known` has the serial
+    numbers of the local checkpoints.
     """
 
     def __init__(self, local: LocalTier, known: Mapping[int, int]) -> None:
@@ -215,17 +211,14 @@ class TieredStore:
         self._in_remote: dict[int, int | None] = {}
         """Steps, and serial numbers where the remote tier has them; after `ask`."""
         self._answer: dict[int, int | None] = {}
-        self._failure = local.drain.failure if self._has_local else None
+        self._failure: Exception | None = None
         self._done, self._began_s = threading.Event(), time.monotonic()
-        if self._failure is None or getattr(self._failure, "errno", None) in _FULL:
-            # Never joined: a server that hangs delays only those who call `ask`.
-            threading.Thread(target=self._list, name="iobench-list", daemon=True).start()
-        else:
-            self._done.set()
+        # Never joined: a server that hangs delays only those who call `ask`.
+        threading.Thread(target=self._list, name="iobench-list", daemon=True).start()
 
     def _list(self) -> None:
         try:
-            self._answer, self._failure = self._listed(), None
+            self._answer = self._listed()
         except Exception as error:  # noqa: BLE001 -- raised or told by `ask`
             self._failure = error
         finally:

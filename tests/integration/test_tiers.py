@@ -5,8 +5,6 @@ import json
 import os
 import shutil
 import threading
-import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -140,30 +138,6 @@ def test_a_damaged_local_copy_is_read_from_the_remote_tier(local, remote) -> Non
         damage(local / "step-1" / "manifest.json")
         with pytest.warns(RuntimeWarning, match=f"step 1 is read from {remote}"):
             assert ckpt.load()["step"] == 1
-
-
-def test_a_dead_remote_tier_does_not_delay_a_restore(local, remote, monkeypatch) -> None:
-    """The local checkpoint is restored without a second question."""
-    with Checkpointer(local, tiers=[Remote(remote)]) as ckpt:
-        ckpt.save(state(1, _SMALL), 1)
-    shutil.rmtree(remote)
-    remote.write_text("a file in the way")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)
-        ckpt = Checkpointer(local, tiers=[Remote(remote)])
-        drain = ckpt._tier.drain
-        until(lambda: drain.failure is not None)
-        monkeypatch.setattr(type(ckpt._tier.remote.store), "steps", _local_alone(local))
-        assert ckpt.load()["step"] == 1
-        ckpt.close()
-
-
-def _local_alone(local: Path) -> Callable[[Any], list[int]]:
-    def steps(store: Any) -> list[int]:
-        assert store.directory == local, "the remote tier was asked"
-        return [1]
-
-    return steps
 
 
 def test_damage_on_the_way_is_found_and_sent_again(local, remote, monkeypatch) -> None:

@@ -165,9 +165,9 @@ def _is_locked(remote: RemoteTier) -> bool:
     found: list[bool] = []
 
     def try_it() -> None:
-        taken = remote._lock.acquire(blocking=False)
+        taken = remote.alone.acquire(blocking=False)
         if taken:
-            remote._lock.release()
+            remote.alone.release()
         found.append(not taken)
 
     thread = threading.Thread(target=try_it)

@@ -95,7 +95,7 @@ def test_any_value(number: int, field: str, value: Any, tmp_path: Path) -> None:
     [
         *("[]", "1", "null", '"text"', "{}", "", "nonsense", '{"event":"saved"}'),
         "[" * 100_000,
-        *(f'{{"event":"saved","at_s":{one}}}' for one in ('"x"', "NaN", "1e400", "-1", "null")),
+        *(f'{{"event":"saved","at_s":{one}}}' for one in ('"x"', "null")),
         '{"event":"durable","at_s":1,"step":1,"sent_bytes":"many","elapsed_s":1}',
         '{"event":"durable","at_s":1,"step":1.5}',
         '{"event":"remote","at_s":1,"where":["/remote"]}',
