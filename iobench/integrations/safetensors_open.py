@@ -7,7 +7,6 @@ A read that fails later is made by the stock class.
 from __future__ import annotations
 
 import os
-import weakref
 from collections.abc import Callable
 from types import EllipsisType, NoneType
 from typing import Any, NoReturn, Self
@@ -35,7 +34,7 @@ _PACKED = "float4_e2m1fn_x2"
 """Its shape in the file is not that of torch."""
 
 NoteStock = Callable[[Exception], None]
-NoteReads = Callable[[list[Transfer]], None]
+NoteRead = Callable[[Transfer], None]
 
 
 def _device(device: Any) -> torch.device:
@@ -77,35 +76,28 @@ class OpenFile:
         *,
         backend: str = "mmap",
         on_stock: NoteStock,
-        on_read: NoteReads = lambda _: None,
+        on_read: NoteRead = lambda _: None,
     ) -> None:
         """Open the file. Raises Unsupported, and every other error unchanged.
 
-        `on_stock` gets the reason of each read that the stock class makes. `on_read` gets the
-        Transfers of all others: when the file is closed, and when the object is collected.
+        `on_stock` gets the reason of each read that the stock class makes, and `on_read` the
+        Transfer of each other one.
         """
         if framework not in _TORCH:
             raise Unsupported(f"framework {framework!r}, not torch")
         if backend not in ("mmap", "pread"):
             raise Unsupported(f"backend {backend!r}, neither mmap nor pread")
         target, on = StockPath.of_stored(path_of(filename), writer), _device(device)
-        moved: list[Transfer] = []
 
         def stock() -> Any:
             with bypass():
                 return safetensors.safe_open(filename, framework, device, backend=backend)
 
-        def note() -> None:
-            if done := [moved.pop() for _ in range(len(moved))]:
-                on_read(done)
-
         with bypass():
             self._file = SafetensorsFile(
-                target.name, target.directory, writer, device=on, on_read=moved.append
+                target.name, target.directory, writer, device=on, on_read=on_read
             )
-        self._stock, self._on_stock, self._note = stock, on_stock, note
-        self._closed = False
-        weakref.finalize(self, note)
+        self._stock, self._on_stock, self._closed = stock, on_stock, False
 
     def _open(self) -> SafetensorsFile:
         if self._closed:
@@ -141,7 +133,6 @@ class OpenFile:
 
     def __exit__(self, *_: object) -> None:
         self._closed = True
-        self._note()
 
     def keys(self) -> list[str]:
         """Return the names of the tensors, sorted."""

@@ -183,8 +183,8 @@ class StockPath:
             return cls(directory=directory, name=name)
         if name in (".", "..") or not os.path.isdir(directory):
             raise Unsupported("its directory does not exist")
-        size = _replaced_in_turn(path) if stock_renames else _replaced_in_place(path)
-        if not os.access(os.path.dirname(os.path.realpath(path)), os.W_OK | os.X_OK):
+        size = _replaced(path, stock_renames=stock_renames)
+        if not os.access(directory, os.W_OK | os.X_OK):
             raise Unsupported("no file can be created in its directory")
         return cls(directory=directory, name=name, replaces=size)
 
@@ -218,49 +218,27 @@ def _parts(path: str, writer: Writer) -> tuple[str, str]:
     return directory or ".", name
 
 
-def _replaced_in_turn(path: str) -> int:
-    """Return the bytes of the old file if the stock function also renames a new file over it.
-
-    Raises Unsupported if the path is not a regular file.
-    """
+def _replaced(path: str, *, stock_renames: bool) -> int:
+    """Return the bytes of the old file that a rename frees. Raise Unsupported if it must stay."""
     try:
         found = os.lstat(path)
     except FileNotFoundError:
         return 0
     if not stat.S_ISREG(found.st_mode):
         raise Unsupported("the path is a link or not a regular file")
-    return 0 if found.st_nlink > 1 else found.st_size
-
-
-def _replaced_in_place(path: str) -> int:
-    """Return the bytes of the file that stock writes into; raise Unsupported if it must stay."""
-    try:
-        found = os.stat(path)
-    except FileNotFoundError:
-        if os.path.islink(path) and not os.path.isdir(os.path.dirname(os.path.realpath(path))):
-            raise Unsupported("a link into a directory that does not exist") from None
-        return 0
-    if not stat.S_ISREG(found.st_mode):
-        raise Unsupported("not a regular file")
-    real = os.path.realpath(path)
-    # Links in /proc/PID/fd open files that their text does not name: a rename cannot replace those.
-    try:
-        there = os.lstat(real)
-    except OSError:
-        raise Unsupported("the file has no name of its own") from None
-    if (there.st_dev, there.st_ino) != (found.st_dev, found.st_ino):
-        raise Unsupported("the file has no name of its own")
+    if stock_renames:
+        return 0 if found.st_nlink > 1 else found.st_size
     if found.st_nlink > 1:
         raise Unsupported("the old file has several hard links")
-    if not os.access(real, os.W_OK, effective_ids=True):
+    if not os.access(path, os.W_OK, effective_ids=True):
         raise Unsupported("the old file is not writable")  # stock says so; a rename would succeed
-    if not _has_our_owner(found, os.stat(os.path.dirname(real))):
+    if not _has_our_owner(found, os.stat(os.path.dirname(path) or ".")):
         raise Unsupported("the old file has another owner than a new one")
     if found.st_mode & _SPECIAL:  # writers copy the other permissions
         raise Unsupported("the old file has a set-ID or sticky bit")
-    if any(name.startswith(_KEPT) for name in _attributes(real)):
+    if any(name.startswith(_KEPT) for name in _attributes(path)):
         raise Unsupported("the old file has extended attributes")
-    if _is_mounted(real):
+    if _is_mounted(os.path.realpath(path)):
         raise Unsupported("the old file is a mount point")
     return found.st_size
 

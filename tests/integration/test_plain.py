@@ -377,8 +377,8 @@ def _attributes(path: Path) -> None:
 
 _OLD: dict[str, tuple[Callable[[Path], object], str]] = {
     "plain": (lambda path: path.write_bytes(b"old" * 10**6), ""),
-    "link": (_linked, ""),
-    "dangling": (lambda path: path.symlink_to("later.pt"), ""),
+    "link": (_linked, "a link"),
+    "dangling": (lambda path: path.symlink_to("later.pt"), "a link"),
     "hard": (_hard, "hard links"),
     "private": (_moded(0o600), ""),
     "open": (_moded(0o664), ""),

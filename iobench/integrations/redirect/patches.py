@@ -178,11 +178,13 @@ def safetensors_open(module: ModuleType, counts: CallCounts) -> None:
 
         file = os.fsdecode(redirect.file_of(args, kwargs) or "")
 
-        def on_read(moved: list[Transfer]) -> None:
-            read, seconds = sum(one.bytes for one in moved), sum(one.elapsed_s for one in moved)
-            fallbacks = {text: None for one in moved for text in fallbacks_of(one)}
-            count = Count(bytes=read, seconds=seconds)
-            counts.add(redirect.name, "redirected", count, fallbacks=[*fallbacks])
+        noted: set[str] = set()  # the fallbacks of a file count once
+
+        def on_read(moved: Transfer) -> None:
+            count = Count(bytes=moved.bytes, seconds=moved.elapsed_s)
+            new = {*fallbacks_of(moved)} - noted
+            noted.update(new)
+            counts.add(redirect.name, "redirected", count, fallbacks=[*new])
 
         def on_stock(why: Exception) -> None:
             count = Count(calls=1, example=file)
