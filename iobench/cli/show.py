@@ -61,7 +61,7 @@ def show(
 
     document = document_of(records)
     if document.incomplete:
-        print_warning(printable(document.incomplete))
+        print_warning(document.incomplete)
     if verbose and not document.details:
         raise UsageError("-v: this record is always shown whole; leave out -v")
     if output is None:

@@ -53,28 +53,18 @@ def _listed(
 ) -> dict[str, Any]:
     """Return the entry of the writer or peer that `load(name)` returns."""
     from iobench.errors import IobenchError
-    from iobench.writers.base import Availability
-
-    try:
-        cls = load(name)
-        answer = _available(cls(), target)
-    except IobenchError as error:
-        return _entry(shown, "", Availability(ok=False, reason=str(error)), ())
-    return _entry(shown, cls.summary, answer, cls.Options.describe())
-
-
-def _available(one: Writer | Peer, target: str) -> Availability:
-    from iobench.errors import UsageError
     from iobench.peers.base import Peer
     from iobench.writers.base import Availability
 
+    summary, options = "", list[OptionInfo]()
     try:
+        cls = load(name)
+        summary, options, one = cls.summary, cls.Options.describe(), cls()
         one.check_scheme(target)
-    except UsageError:
-        remedy = "Give --target s3://bucket/prefix." if "s3" in one.schemes else ""
-        kind = "buckets" if "s3" in one.schemes else "directories"
-        return Availability(ok=False, reason=f"it stores in {kind} only.", remedy=remedy)
-    return one.glance() if isinstance(one, Peer) else one.available(target)
+        answer = one.glance() if isinstance(one, Peer) else one.available(target)
+    except IobenchError as error:
+        answer = Availability(ok=False, reason=str(error))
+    return _entry(shown, summary, answer, options)
 
 
 def _entry(

@@ -32,8 +32,7 @@ def answer(report: Report) -> list[Line]:
     Empty ones are left out. Next to a background process the fastest one may be another: Save and
     Restore are about the operations without it, if there are any.
     """
-    stopped = (report.stopped.removeprefix("stopped "),) if report.stopped else ()
-    lines = [Line("Stopped", stopped, caveat=True)]
+    lines = [Line("Stopped", (report.stopped or "",), caveat=True)]
     lines.append(Line("Rules", tuple(_rules(report))))
     lines.append(Line("Target", tuple(_target(one) for one in report.target_winners)))
     alone = [one for one in report.summaries if one.axes.background is None] or report.summaries

@@ -85,13 +85,12 @@ class Spread:
 
 @dataclass(frozen=True, kw_only=True)
 class Section:
-    """A part of a page: its paragraphs, commands, charts, tables and sections, in this order.
+    """A part of a page: its commands, charts, tables and sections, in this order.
 
     `commands` are lines for a shell.
     """
 
     heading: str
-    paragraphs: tuple[str, ...] = ()
     commands: tuple[str, ...] = ()
     charts: tuple[Chart, ...] = ()
     grids: tuple[Grid, ...] = ()

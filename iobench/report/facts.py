@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -39,16 +39,16 @@ def facts_section(environment: Environment, measured: str, target: str) -> Secti
 
 
 def repeat_section(*records: ResultFile) -> Section:
-    """Return the exact commands; of one run also what else decides what it writes."""
-    paragraphs, runs = [], [one.run for one in records]
-    for run in runs if len(runs) == 1 else ():
-        if version := run.environment.machine.versions.get("iobench"):
-            paragraphs.append(f"This run was made by iobench {version}.")
-        seed = run.plan.get("seed")
-        if seed is not None and run.command[1:2] == ("run",) and "--seed" not in run.command:
-            paragraphs.append(f"--seed {seed} gives the same data in the same order.")
-    commands = dict.fromkeys(shlex.join(run.command) for run in runs)
-    return Section(heading="Repeat it", paragraphs=tuple(paragraphs), commands=tuple(commands))
+    """Return the commands, with the seed that gives the same data in the same order."""
+    commands = dict.fromkeys(shlex.join(_command(one.run)) for one in records)
+    return Section(heading="Repeat it", commands=tuple(commands))
+
+
+def _command(run: Run) -> Sequence[str]:
+    seed = run.plan.get("seed")
+    if seed is None or run.command[1:2] != ("run",) or "--seed" in run.command:
+        return run.command
+    return *run.command, "--seed", str(seed)
 
 
 def environment_line(environment: Environment) -> str:

@@ -81,8 +81,7 @@ class Report:
     `baseline` is the contender that ratios refer to. `failures` are the operations that raised.
     `rules` are those of a published benchmark that the run was to keep. `world` has the ranks of a
     launcher. INVALID or FAILED figures cannot win. `record` is the path
-    of the result file, `target` the measured place. `stopped` says how far a run got that did not
-    finish.
+    of the result file, `target` the measured place. `stopped` is why a run is incomplete.
 
     A run of several targets has a ceiling of each in `ceilings`, and no figure in `ceiling`.
     `target_winners` are the fastest targets of each operation.
@@ -163,7 +162,7 @@ def summarise_with_samples(result: ResultFile) -> tuple[Report, tuple[Sequence[S
         failures=result.failures,
         record=printable(str(result.path)),
         target=target if isinstance(target, str) else None,
-        stopped=_stopped(result),
+        stopped=result.incomplete,
     )
     return report, tuple(samples for _, samples in rows)
 
@@ -179,18 +178,6 @@ def _baseline(result: ResultFile) -> Mapping[str, Any] | None:
     raise ResultFileError(
         f"{result.path}, line 1: plan.baseline must have a name and options, or a label"
     )
-
-
-def _stopped(result: ResultFile) -> str | None:
-    """Return `stopped in repetition 3 of 20 (interrupted)`; None for a complete run."""
-    if result.incomplete is None:
-        return None
-    planned, of = result.run.plan.get("repeat"), ""
-    if isinstance(planned, int) and result.run.plan.get("precision") is None:
-        of = f" of {planned}"
-    last = max((one.repetition for one in result.samples), default=0) + 1
-    why = "killed, or still running" if result.end is None else result.end.status
-    return f"stopped in repetition {last}{of} ({why})"
 
 
 def _rank(one: Summary) -> tuple[bool, str, bool, float]:

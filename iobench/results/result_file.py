@@ -12,6 +12,7 @@ from iobench.results.codec import KINDS, SCHEMA, Record, to_record
 from iobench.results.file import RecordFile, ending, line_error, records
 from iobench.results.identity import utc_now
 from iobench.results.records import CeilingSample, End, EndStatus, Failure, Run, Sample, TrainBlock
+from iobench.text import printable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,16 +30,17 @@ class ResultFile:
     @property
     def incomplete(self) -> str | None:
         """Why the run is incomplete; None if it is complete."""
+        path = printable(str(self.path))
         have = f"{len(self.samples)} samples were recorded"
         if self.training:
             have = f"{len(self.training)} training blocks were recorded"
         if self.end is None:
-            return f"{self.path} has no end: the run was killed or is still running; {have}"
+            return f"{path} has no end: the run was killed or is still running; {have}"
         if self.end.status == "complete":
             return None
         why = f" ({self.end.error})" if self.end.error else ""
         verb = "was interrupted" if self.end.status == "interrupted" else "failed"
-        return f"{self.path}: the run {verb}{why}; {have}"
+        return f"{path}: the run {verb}{why}; {have}"
 
 
 def read(path: str | os.PathLike[str]) -> ResultFile:

@@ -122,7 +122,7 @@ def check_interrupted(process: Run, target: Path, record: Path) -> None:
     stdout, stderr = process.communicate(timeout=_PATIENCE_S)
     assert process.returncode == 130, stderr
     measured = bool(read(record).samples)
-    stopped = r"Stopped: in repetition \d+ of 1000 \(interrupted\)\n"
+    stopped = rf"Stopped: {re.escape(str(record))}: the run was interrupted; \d+ samples were "
     assert bool(re.match(stopped, stdout)) == measured
     assert bool(stdout) == measured
     lines = [line for line in stderr.splitlines() if not _PLAN.match(line)]

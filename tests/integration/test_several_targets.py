@@ -173,7 +173,7 @@ def test_one_interrupt_cleans_every_target(tiny_path, places, tmp_path) -> None:
         process.send_signal(signal.SIGINT)
         stdout, _ = process.communicate(timeout=_PATIENCE_S)
     assert process.returncode == 130
-    assert stdout.startswith("Stopped: in repetition ")
+    assert stdout.startswith("Stopped: ")
     assert [os.listdir(place) for place in places] == [[], []]
     end = read(tmp_path / "run.jsonl").end
     assert end.status == "interrupted"

@@ -105,11 +105,6 @@ def test_the_document_and_markdown_have_the_change(burst: ResultFile) -> None:
     assert "then 9.99 MiB/s (10.47 MB/s)" in markdown.getvalue()
 
 
-def test_a_run_that_was_interrupted_has_no_planned_number(burst: ResultFile) -> None:
-    stopped = replace(burst, samples=burst.samples[:20], end=None)
-    assert said(stopped)["Stopped"] == ("in repetition 19 (killed, or still running)",)
-
-
 def test_the_chart_has_the_rates_before_and_after(burst: ResultFile) -> None:
     """Three lines: the first rate, the step, the last rate."""
     charts = run_document(burst).charts

@@ -77,14 +77,14 @@ def test_every_kind_is_shown_as_text(
 
 
 def test_a_journal_without_an_answer_is_the_race_so_far(app: typer.Typer, tmp_path: Path) -> None:
-    """Every setting with its rounds and its outcome, and how to go on."""
+    """Every setting with its rounds and its median, and how to go on."""
     lines = (_RESULTS / "reference-autotune-llama7b.jsonl").read_text().splitlines(keepends=True)
     path = tmp_path / "journal.jsonl"
     path.write_text("".join(one for one in lines[:200] if '"confirm"' not in one))
     shown = CliRunner().invoke(app, [str(path)])
     assert shown.exit_code == 0, shown.output
     assert f"iobench autotune --resume {path}" in shown.stdout.replace("\n", " ")
-    assert "in the race until its end" in shown.stdout
+    assert "hybrid 20 1.80 -" in " ".join(shown.stdout.split())
     document = json.loads(CliRunner().invoke(app, [str(path), "--format", "json"]).stdout)
     assert document["chosen"] is None
     assert {one["setting"] for one in document["tried"]} >= {"odirect", "buffered"}
