@@ -1,4 +1,4 @@
-"""ChunkBuffer: one chunk in memory. ChunkReader and ChunkWriter: checked reads, writes in place."""
+"""ChunkBuffer: one chunk in memory. ChunkReader: checked reads in place."""
 
 from __future__ import annotations
 
@@ -11,22 +11,19 @@ import numpy as np
 import torch
 import xxhash
 
-from iobench.errors import DataMismatchError
+from iobench.errors import DataMismatchError, TransferError
 from iobench.formats.tensors import torch_dtype
-from iobench.offload.files import Mover
-from iobench.offload.layout import BLOCK, DATA_FILES, DataFile, ParameterPiece, StateLayout
+from iobench.offload.files import StateEngine
+from iobench.offload.layout import BLOCK, DataFile, ParameterPiece, StateLayout
 from iobench.offload.record import (
     NOWHERE,
-    ROW,
     GenerationRecord,
     check_slot,
     empty_rows,
-    slot_header,
 )
 from iobench.offload.store import GenerationStore
 from iobench.writers.blocks.pages import fresh_pages
 from iobench.writers.blocks.workers import Blocks, run_workers
-from iobench.writers.direct.engine import CompletionLatch
 from iobench.writers.image import Bytes
 from iobench.writers.transfer import Meter
 
@@ -104,7 +101,7 @@ class DamagedChunkError(DataMismatchError):
 
 
 class ChunkReader:
-    """Reads chunks of one file into buffers, several at once. Used by one thread; see Mover.
+    """Reads chunks of one file into buffers, several at once. Used by one thread.
 
     `loaded(buffer)` is called for each one, checked, in the order of `start`.
     """
@@ -117,13 +114,13 @@ class ChunkReader:
     ) -> None:
         self._store, self._name, self._loaded = store, name, loaded
         self._file = store.file(name)
-        self._mover = Mover(self._file, store.speed, writes=False)
+        self._engine = StateEngine(store.speed, writes=False)
         self._begun: deque[ChunkBuffer] = deque()
         self._complete: set[int] = set()
 
     def __len__(self) -> int:
         """Return the number of pieces in flight."""
-        return len(self._mover)
+        return len(self._engine)
 
     def start(self, buffer: ChunkBuffer, chunk: int, row: np.void) -> None:
         """Begin to read `chunk` from where `row` says, if storage has it.
@@ -137,12 +134,12 @@ class ChunkReader:
         else:
             done = functools.partial(self._done, chunk)
             offset = self._store.layout.offset(self._name, chunk, int(row["slot"]))
-            self._mover.start(buffer.slot(self._name), offset, done)
+            self._engine.move(self._file, buffer.slot(self._name), offset, done)
         self._deliver()
 
     def wait_one(self) -> None:
         """Wait until one piece has ended. Raises like `start`."""
-        self._mover.wait_one()
+        self._engine.wait_one()
         self._deliver()
 
     def _done(self, chunk: int, ok: bool) -> None:
@@ -176,8 +173,8 @@ class ChunkReader:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._mover.close()
+    def __exit__(self, _: object, error: BaseException | None, trace: object) -> None:
+        self._engine.close(error)
 
 
 def read_chunks(
@@ -212,67 +209,9 @@ def read_chunks(
                 reader.wait_one()
 
     # A thread of its own: Ctrl-C must not occur inside, and the caller only waits.
-    run_workers(1, Blocks([(0, count)], count), work, Meter(), caller_waits=True)
-
-
-class ChunkWriter:
-    """Writes chunks to free slots of both files. Used by one thread; see Mover.
-
-    `written(buffer, row)` is called when the kernel is done with the chunk; nothing is durable
-    before the next `commit`.
-    """
-
-    def __init__(
-        self,
-        store: GenerationStore,
-        written: Callable[[ChunkBuffer, np.void], None],
-    ) -> None:
-        self._store, self._written = store, written
-        self._state = Mover(store.state, store.speed, writes=True)
-        try:
-            self._parameters = Mover(store.parameters, store.speed, writes=True)
-        except BaseException:
-            self._state.close()
+    try:
+        run_workers(1, Blocks([(0, count)], count), work, Meter(), caller_waits=True)
+    except OSError as error:
+        if isinstance(error, TransferError):
             raise
-
-    def __len__(self) -> int:
-        """Return the number of pieces in flight."""
-        return len(self._state) + len(self._parameters)
-
-    def wait_one(self) -> None:
-        """Wait until one piece has ended."""
-        (self._parameters if len(self._parameters) else self._state).wait_one()
-
-    def write(self, buffer: ChunkBuffer, generation: int, updates: int) -> None:
-        """Begin to write the chunk in `buffer` to a free slot."""
-        chunk, layout = buffer.chunk, self._store.layout
-        slot = self._store.free_slot(chunk)
-        row: np.void = np.zeros(1, dtype=ROW)[0]
-        row["slot"], row["written"] = slot, generation
-        row["state"], row["parameters"] = digest_of(buffer.payload), digest_of(buffer.parameters)
-        header = slot_header(chunk, generation, updates, int(row["state"]))
-        buffer.header[:] = 0
-        buffer.header[: len(header)] = np.frombuffer(header, dtype=np.uint8)
-
-        def done(ok: bool) -> None:
-            if ok:
-                self._written(buffer, row)
-
-        with CompletionLatch(done) as latch:
-            for mover, name in zip((self._state, self._parameters), DATA_FILES, strict=True):
-                mover.start(buffer.slot(name), layout.offset(name, chunk, slot), latch.part())
-
-    def commit(self, record: GenerationRecord, began_s: float) -> None:
-        """Make the generation durable once all its chunks are written; see GenerationStore."""
-        self._state.drain()
-        self._parameters.drain()
-        self._store.commit(record, began_s)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        try:
-            self._state.close()
-        finally:
-            self._parameters.close()
+        raise TransferError.wrap(error, "reading", store.file(name).path) from error

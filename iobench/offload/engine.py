@@ -31,13 +31,15 @@ import numpy as np
 import torch
 
 from iobench.errors import OptionError, TransferError, UsageError
-from iobench.offload.chunks import ChunkBuffer, ChunkReader, ChunkWriter, DamagedChunkError
-from iobench.offload.files import Speed
-from iobench.offload.record import GenerationRecord, Pin, check_fits
+from iobench.offload.chunks import ChunkBuffer, ChunkReader, DamagedChunkError, digest_of
+from iobench.offload.files import Speed, StateEngine
+from iobench.offload.layout import DATA_FILES
+from iobench.offload.record import ROW, GenerationRecord, Pin, check_fits, slot_header
 from iobench.offload.store import GenerationStore
 from iobench.offload.update import ChunkUpdate, TrainerModel
 from iobench.units import parse_size
 from iobench.writers.blocks.interrupt_safe import Worker, uninterrupted
+from iobench.writers.direct.engine import CompletionLatch
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -49,7 +51,7 @@ Groups = Sequence[Mapping[str, Any]]
 Update = Callable[[ChunkBuffer], bool]
 """Works on one chunk in memory; returns whether it changed."""
 
-_Work = Callable[[ChunkWriter], object]
+_Work = Callable[[StateEngine], object]
 
 _Read = tuple[int, "np.void | None"]
 """A chunk, and where to read it; None: from its newest place."""
@@ -236,7 +238,12 @@ class Engine:
             groups=groups,
             run=self.run,
         )
-        self._submit(lambda writer: writer.commit(record, began_s))
+
+        def commit(moves: StateEngine) -> None:
+            moves.drain()
+            self.store.commit(record, began_s)
+
+        self._submit(commit)
         self._uncommitted = False
         reached = self._generation - self.options.max_backlog
         self._wait_for(lambda: self._durable_generation() >= reached)
@@ -282,8 +289,7 @@ class Engine:
             if update(buffer):
                 with self._changed:
                     self._unwritten.add(chunk)
-                write = functools.partial(ChunkWriter.write, buffer=buffer)
-                self._to_write.put(functools.partial(write, generation=generation, updates=updates))
+                self._to_write.put(functools.partial(self._write, buffer, generation, updates))
             else:
                 self._free.put(buffer)
             yield chunk, row
@@ -324,9 +330,9 @@ class Engine:
                     return found
                 self._changed.wait(_LOOK_AGAIN_S)
 
-    def _submit(self, work: Callable[[ChunkWriter], object]) -> None:
-        def finish(writer: ChunkWriter) -> None:
-            work(writer)
+    def _submit(self, work: _Work) -> None:
+        def finish(moves: StateEngine) -> None:
+            work(moves)
             with self._changed:
                 self._unfinished -= 1
                 self._changed.notify_all()
@@ -463,18 +469,38 @@ class Engine:
             return None
 
     def _write_all(self) -> None:
-        with ChunkWriter(self.store, self._written) as writer:
+        with StateEngine(self.store.speed, writes=True) as moves:
             while True:
                 try:
-                    work = self._to_write.get(block=not len(writer))
+                    work = self._to_write.get(block=not len(moves))
                 except queue.Empty:
-                    writer.wait_one()
+                    moves.wait_one()
                     continue
                 if work is None or self.failure is not None:
                     return
-                work(writer)
+                work(moves)
 
-    def _written(self, buffer: ChunkBuffer, row: np.void) -> None:
+    def _write(
+        self, buffer: ChunkBuffer, generation: int, updates: int, moves: StateEngine
+    ) -> None:
+        """Begin to write a chunk to a free slot of both files. The next commit makes it durable."""
+        chunk, store = buffer.chunk, self.store
+        slot = store.free_slot(chunk)
+        row: np.void = np.zeros(1, dtype=ROW)[0]
+        row["slot"], row["written"] = slot, generation
+        row["state"], row["parameters"] = digest_of(buffer.payload), digest_of(buffer.parameters)
+        header = slot_header(chunk, generation, updates, int(row["state"]))
+        buffer.header[:] = 0
+        buffer.header[: len(header)] = np.frombuffer(header, dtype=np.uint8)
+        with CompletionLatch(functools.partial(self._written, buffer, row)) as latch:
+            for name in DATA_FILES:
+                offset = self.layout.offset(name, chunk, slot)
+                moves.move(store.file(name), buffer.slot(name), offset, latch.part())
+
+    def _written(self, buffer: ChunkBuffer, row: np.void, ok: bool) -> None:
+        """Completion callback of a chunk: the kernel is done with it."""
+        if not ok:
+            return
         with self._changed:
             self._rows[buffer.chunk] = row
             self._unwritten.discard(buffer.chunk)

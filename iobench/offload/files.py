@@ -1,7 +1,7 @@
 """The files of a state directory: made once at their full size, then open for direct I/O.
 
-Mover: moves aligned memory to or from one of them in place, many pieces in flight, by io_uring, or
-by threads where the kernel permits none.
+StateEngine: moves memory to or from them, many pieces in flight, by io_uring, or by threads where
+the kernel permits none.
 """
 
 from __future__ import annotations
@@ -134,10 +134,11 @@ class StateFile:
             found = os.fstat(self.fd).st_size
             if found != size:
                 raise DataMismatchError(f"{path}: has {found} bytes, its layout asks for {size}")
-            self.alignment = direct_alignment("offload", self.fd, BLOCK)
+            alignment = direct_alignment("offload", self.fd, BLOCK)
         except BaseException:
             os.close(self.fd)
             raise
+        self.direct = DirectFile(self.fd, alignment, str(path))
 
     def sync(self) -> None:
         """Make all completed writes durable. Raises TransferError."""
@@ -149,13 +150,13 @@ class StateFile:
         memory = fresh_pages(len(data), huge=False)
         memory.data[:] = data
         with transfer_errors("writing", self.path):
-            pwrite_direct(self.fd, memory, offset, self.alignment.offset)
+            pwrite_direct(self.fd, memory, offset, self.direct.alignment.offset)
 
     def read(self, size: int, offset: int) -> Bytes:
         """Return `size` bytes, whole blocks. Raises TransferError, DataMismatchError."""
         memory = fresh_pages(size, huge=False)
         with transfer_errors("reading", self.path):
-            pread_direct(self.fd, memory, offset, size, self.alignment.offset)
+            pread_direct(self.fd, memory, offset, size, self.direct.alignment.offset)
         return memory
 
     def close(self) -> None:
@@ -166,52 +167,34 @@ class StateFile:
 _MOST_THREADS = 16
 
 
-class Mover:
-    """Writes to one file, or reads from one, by a ring of its own. Used by one thread.
+class _Uncounted(Meter):
+    """A meter of a training, which would grow with every second."""
 
-    Each transfer is cut into pieces of `block_size` bytes, and at most `iodepth` are in flight. The
-    kernel moves the memory itself: nothing is copied. `close` waits for all pieces in flight.
+    def count(self, path: str, size_bytes: int, operations: int = 1) -> None:
+        """Forget it."""
+
+
+class StateEngine(RingEngine):
+    """Moves aligned memory to or from state files, in place. Used by one thread.
+
+    Its errors are TransferError and DataMismatchError with the name of the file. One of the ring
+    itself is an OSError.
     """
 
-    def __init__(self, file: StateFile, speed: Speed, *, writes: bool) -> None:
-        self._file, self._speed = file, speed
-        self._direct = DirectFile(fd=file.fd, alignment=file.alignment)
-        self._writes, self._doing = writes, "writing" if writes else "reading"
+    def __init__(self, speed: Speed, *, writes: bool) -> None:
         ring, pool = _open_any_ring(speed.iodepth), BlockPool(speed.block_size)
-        self._engine = RingEngine(ring, speed.iodepth, pool, Meter(), path="io_uring direct")
+        super().__init__(ring, speed.iodepth, pool, _Uncounted(), path="io_uring direct")
+        self._writes = writes
 
-    def __len__(self) -> int:
-        """Return the number of pieces in flight."""
-        return len(self._engine)
-
-    def start(self, data: Bytes, offset: int, on_complete: OnComplete) -> None:
-        """Move `data`, whole blocks, to or from `offset`; returns when the last piece has begun.
-
-        `on_complete` is called when the kernel is done with all of `data`; its argument says
-        whether it was moved. Raises TransferError, DataMismatchError, possibly of earlier data.
-        """
-        with transfer_errors(self._doing, self._file.path), CompletionLatch(on_complete) as latch:
-            for begin in range(0, len(data), self._speed.block_size):
-                piece = data[begin : begin + self._speed.block_size]
-                at, size = offset + begin, len(piece)
-                self._engine.start(
-                    DirectOperation(self._direct, piece, at, size, latch.part(), self._writes)
+    def move(self, file: StateFile, memory: Bytes, offset: int, on_complete: OnComplete) -> None:
+        """Begin to move whole blocks, in pieces. Raises errors, possibly of an earlier piece."""
+        size = self._pool.block_size
+        with CompletionLatch(on_complete) as latch:
+            for begin in range(0, len(memory), size):
+                piece, at, ended = memory[begin : begin + size], offset + begin, latch.part()
+                self.start(
+                    DirectOperation(file.direct, piece, at, len(piece), ended, writes=self._writes)
                 )
-
-    def wait_one(self) -> None:
-        """Wait until one piece has ended. Raises like `start`."""
-        with transfer_errors(self._doing, self._file.path):
-            self._engine.wait_one()
-        self._engine.meter.completed.clear()  # grows with time otherwise
-
-    def drain(self) -> None:
-        """Wait until nothing is in flight. Raises like `start`."""
-        while len(self):
-            self.wait_one()
-
-    def close(self) -> None:
-        """Wait for all pieces in flight and close the ring."""
-        self._engine.close()
 
 
 def _open_any_ring(depth: int) -> Ring:

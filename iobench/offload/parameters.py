@@ -69,18 +69,12 @@ class ShardRanks:
     """
 
     def __init__(self, parameters: Sequence[torch.Tensor]) -> None:
-        sharded: list[Any] = [one for one in parameters if is_sharded(one)]
-        meshes = [one.device_mesh for one in sharded]
-        self._device = meshes[0].device_type if meshes else None
+        self.sharded = any(map(is_sharded, parameters))
+        """Whether the parameters are DTensors."""
         self.rank, self.size = 0, 1
-        if meshes:
+        if self.sharded:
             self.rank = torch.distributed.get_rank()
             self.size = torch.distributed.get_world_size()
-
-    @property
-    def sharded(self) -> bool:
-        """Whether the parameters are DTensors."""
-        return self._device is not None
 
     def directory(self, directory: Path) -> Path:
         """Return the state directory of this rank in `directory`.
@@ -129,15 +123,6 @@ class ShardRanks:
             rank, message = next(iter(failed.items()))
             raise RankError(f"rank {rank}: {message}", ranks=failed)
         return result
-
-    def minimum(self, *values: int) -> list[int]:
-        """Return the least of each value in all ranks."""
-        if self.size == 1:
-            return list(values)
-        least = torch.tensor(values, dtype=torch.int64, device=self._device)
-        torch.distributed.all_reduce(least, torch.distributed.ReduceOp.MIN)
-        found: list[int] = least.tolist()
-        return found
 
     def new_run(self) -> str:
         """Return a random name, the same in all ranks. Generations with another name are of another

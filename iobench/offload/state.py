@@ -217,24 +217,19 @@ class OptimizerState:
             if due:
                 check()
             return due
-        engine, error, updates = self.running(), None, 0
-        try:
+        engine = self.running()
+
+        def here() -> tuple[int, bool]:
             check()
             engine.wait()
-            updates = engine.updates
-        except Exception as caught:  # noqa: BLE001 -- the others must not wait for this rank
-            error = caught
-        first, last, none, failed = self.ranks.minimum(
-            updates, -updates, -int(due), -int(error is not None)
-        )
-        if error is not None:
-            raise error
-        if failed:
-            raise RankError("the optimizer of another rank has failed; its own message says why")
-        if first != -last:
-            raise RankError(f"the ranks are in different steps, {first} to {-last}")
+            return engine.updates, due
+
+        every = self.ranks.gather(self.ranks.each(here))
+        steps = sorted(updates for updates, _ in every)
+        if steps[0] != steps[-1]:
+            raise RankError(f"the ranks are in different steps, {steps[0]} to {steps[-1]}")
         engine.store.agree()
-        return none < 0
+        return any(wanted for _, wanted in every)
 
     def pin(self, pin: Pin, extra: bytes = b"") -> None:
         """Pin the state after the last step, with the groups as they are now. See Engine.pin.

@@ -18,7 +18,7 @@ _SYNC = "iobench.offload.files.StateFile.sync"
 _WRITE = "iobench.offload.files.StateFile.write"
 _COMMIT = "iobench.offload.store.GenerationStore.commit"
 _PIN = "iobench.offload.store.GenerationStore.pin"
-_CHUNK = "iobench.offload.chunks.ChunkWriter.write"
+_CHUNK = "iobench.offload.engine.Engine._write"
 _FILES = "iobench.offload.files.make_files"
 _LAYOUT = "iobench.offload.files.write_text"
 

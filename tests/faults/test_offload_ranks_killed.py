@@ -15,15 +15,14 @@ _FILE = "iobench.offload.files.StateFile"
 _RANKS = "iobench.offload.parameters.ShardRanks"
 _CALLS = {
     "iobench.writers.direct.engine.RingEngine._submit": 60,
-    "iobench.offload.chunks.ChunkWriter.write": 12,
+    "iobench.offload.engine.Engine._write": 12,
     "iobench.offload.update.ChunkUpdate.__call__": 15,
     f"{_FILE}.sync": 16,
     f"{_FILE}.write": 7,
     f"{_STORE}.commit": 5,
     f"{_STORE}.pin": 2,
     f"{_STORE}.agree": 5,
-    f"{_RANKS}.minimum": 5,
-    f"{_RANKS}.gather": 3,
+    f"{_RANKS}.gather": 13,
 }
 """Functions at the steps of a commit, and how often a rank calls them."""
 _BEGINS = ("iobench.offload.files.make_files", "iobench.offload.files.write_text")
@@ -76,7 +75,7 @@ _QUICK = pytest.mark.parametrize(
 _NAMED = [
     *((f"{name}:before:1", 0, 0) for name in _BEGINS),
     (f"{_BEGINS[-1]}:after:1", 0, 0),
-    ("iobench.offload.chunks.ChunkWriter.write:before:5", 0, 4),
+    ("iobench.offload.engine.Engine._write:before:5", 0, 4),
     # The syncs of a commit are those of both data files and of its record; a pin has one.
     *((f"{_FILE}.sync:{when}:7", 1, 2) for when in ("before", "after")),  # the pin of step 2
     *((f"{_FILE}.sync:before:{call}", 2, 2) for call in (8, 9)),
@@ -84,7 +83,7 @@ _NAMED = [
     (f"{_STORE}.pin:before:1", 1, 2),
     (f"{_STORE}.commit:before:3", 2, 2),
     (f"{_STORE}.commit:after:3", 2, 3),
-    (f"{_RANKS}.minimum:before:4", 2, 3),
+    (f"{_RANKS}.gather:before:10", 2, 3),  # two of each step, after three
     *((f"{_STORE}.agree:{when}:4", 3, 3) for when in ("before", "after")),
 ]
 """Points, and between which steps the restart must go on."""
@@ -126,7 +125,7 @@ def test_two_histories_are_not_mixed(jobs) -> None:
     """Rank 0 has step 3 of the first job only, and the others that of the second."""
     point = f"{_STORE}.commit:before:3"
     jobs.run(f"{point}:kill+{point}:slow", 1)
-    point = f"{_RANKS}.minimum:after:1"
+    point = f"{_STORE}.agree:before:2"  # the first one is of the resume
     job = jobs.run(f"{point}:slow+{point}:kill", 0)
     assert job.codes[0] == -signal.SIGKILL
     assert job.resumed() == 2

@@ -29,7 +29,7 @@ CALLS = {
     "iobench.writers.direct.engine.RingEngine._submit": 210,
     f"{_OFFLOAD}.files.StateFile.sync": 21,
     f"{_OFFLOAD}.files.StateFile.write": 9,
-    f"{_OFFLOAD}.chunks.ChunkWriter.write": 42,
+    f"{_OFFLOAD}.engine.Engine._write": 42,
     f"{_OFFLOAD}.update.ChunkUpdate.__call__": 42,
 }
 """Functions that make one system call, or work on one chunk, and how often a run calls them."""
