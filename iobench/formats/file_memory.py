@@ -43,7 +43,7 @@ class FileMemory:
             with transfer_errors("making room in memory", file):
                 self._whole = pages_to_read_into(size_bytes)
         self._apart: list[tuple[int, AnyMemory]] = []
-        self._run: _Run | None = None
+        self._run: tuple[_Run, Bytes] | None = None
         self._taken = 0  # a run frees everything between its parts: no later part is before here
 
     def take(self, start: int, stop: int, unit: int) -> AnyMemory:
@@ -57,10 +57,13 @@ class FileMemory:
             memory = (self._allocate or allocate)(stop - start)
             self._apart.append((start, memory))
             return memory
-        if self._run is None or stop - self._run.start > RUN_BYTES:
-            self._run = _Run(self._whole, start, max(stop, start + RUN_BYTES))
+        if self._run is None or stop - self._run[0].start > RUN_BYTES:
+            run = _Run(self._whole, start, max(stop, start + RUN_BYTES))
+            self._run = run, np.asarray(run)
         self._taken = stop
-        return self._run.part(start, stop)
+        run, memory = self._run
+        run.used = stop - run.start
+        return memory[start - run.start : stop - run.start]
 
     def image(self, path: str) -> FileImage:
         """Return the image of the whole file, with memory also for the parts not taken.
@@ -80,27 +83,14 @@ class FileMemory:
 
 
 class _Run:
-    """Memory of consecutive parts, given out as slices of one array. Its end frees its pages."""
+    """Consecutive parts as a numpy array. Its end frees the whole pages of the `used` bytes."""
 
     def __init__(self, whole: Bytes, start: int, most: int) -> None:
         """The run begins at `start` of the file and ends at `most` at the latest."""
-        self.start = start
-        self._pages = _Pages(whole, start, min(most, len(whole)))
-        self._memory = np.asarray(self._pages)
-
-    def part(self, start: int, stop: int) -> Bytes:
-        """Return the file's bytes [start, stop), which follow those of all earlier parts."""
-        self._pages.used = stop - self.start
-        return self._memory[start - self.start : stop - self.start]
-
-
-class _Pages:
-    """A numpy array interface over a run. Its end frees the whole pages of the `used` bytes."""
-
-    def __init__(self, whole: Bytes, start: int, stop: int) -> None:
-        self._whole = whole  # kept until every run is gone
+        self._whole, self.start = whole, start  # kept until every run is gone
         self._address, self.used = whole.ctypes.data + start, 0
-        self.__array_interface__ = linux.array_interface(self._address, stop - start)
+        length = min(most, len(whole)) - start
+        self.__array_interface__ = linux.array_interface(self._address, length)
 
     def __del__(self) -> None:
         linux.give_up_pages(self._address, self.used)

@@ -151,6 +151,10 @@ class FileWriter(PosixWriter):
             reserve_blocks(fd, 0, image.size_bytes)
         self._send_ranges(fd, path, image, ranges, meter)
 
+    def _reserve(self, file: NewFile, size_bytes: int) -> None:
+        if size_bytes >= self._how.small_size:  # small files gain nothing from it
+            super()._reserve(file, size_bytes)
+
     def _send(self, file: NewFile, image: FileImage, meter: Meter) -> None:
         self._send_ranges(file.fd, file.path, image, [(0, image.size_bytes)], meter)
 

@@ -9,7 +9,6 @@ from iobench import linux
 from iobench.units import GIB, KIB, MIB
 from iobench.writers.direct.file import IoPath
 from iobench.writers.file_writer import FileSetting, FileWriter
-from iobench.writers.local.new_file import NewFile
 from iobench.writers.options import HybridValues, WriterOptions, block_size_option, option
 
 _PATHS = {
@@ -97,7 +96,3 @@ class HybridWriter(FileWriter):
             small_size=min(how.small_size, how.block_size),
             read_soon=how.read_soon,
         )
-
-    def _reserve(self, file: NewFile, size_bytes: int) -> None:
-        if size_bytes >= self._how.small_size:  # small files gain nothing from it
-            super()._reserve(file, size_bytes)
