@@ -59,33 +59,32 @@ def test_reserves_in_steps(
     assert (tmp_path / "file").read_bytes() == content(8 * 4096 + 1).tobytes()
 
 
-def test_a_known_size_is_reserved_once(
-    writer: ODirectWriter, tmp_path: Path, reserved: list, free: list
+@pytest.mark.parametrize(
+    ("written", "size", "free_bytes", "expected"),
+    [
+        (10_000, 10_000, 1 << 50, [(0, 10_000)]),
+        (4095, None, 1 << 50, []),
+        (10_000, None, 4 * GIB - 1, []),
+    ],
+    ids=["announced", "less than a block", "nearly full"],
+)
+def test_what_reserves_nothing_ahead(
+    writer: ODirectWriter,
+    tmp_path: Path,
+    reserved: list,
+    free: list,
+    written: int,
+    size: int | None,
+    free_bytes: int,
+    expected: list,
 ) -> None:
-    """What `open(size=...)` announces is reserved at once, and nothing ahead of it."""
-    with writer.open(tmp_path / "file", size=10_000) as stream:
-        stream.write(content(10_000))
-    assert reserved == [(0, 10_000)]
-
-
-def test_a_small_file_reserves_nothing(
-    writer: ODirectWriter, tmp_path: Path, reserved: list
-) -> None:
-    """Less than one block needs no reservation."""
-    with writer.open(tmp_path / "file") as stream:
-        stream.write(content(4095))
-    assert reserved == []
-
-
-def test_no_reservation_on_a_nearly_full_disk(
-    writer: ODirectWriter, tmp_path: Path, reserved: list, free: list
-) -> None:
-    """On a nearly full disk nothing is reserved ahead: a step could take all free space."""
-    free[0] = 4 * GIB - 1
-    with writer.open(tmp_path / "file") as stream:
-        stream.write(content(10_000))
-    assert reserved == []
-    assert (tmp_path / "file").read_bytes() == content(10_000).tobytes()
+    """What `open(size=...)` announces is reserved at once. A step could take all free space of a
+    nearly full disk."""
+    free[0] = free_bytes
+    with writer.open(tmp_path / "file", size=size) as stream:
+        stream.write(content(written))
+    assert reserved == expected
+    assert (tmp_path / "file").read_bytes() == content(written).tobytes()
 
 
 def test_a_step_that_fails_is_given_back(

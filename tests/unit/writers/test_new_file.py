@@ -8,7 +8,6 @@ import secrets
 import stat
 import struct
 from collections.abc import Callable
-from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +28,8 @@ from iobench.writers.local.new_file import (
 from iobench.writers.transfer import Meter
 
 
-def _new(path: Path, data: bytes = b"new") -> NewFile:
-    file = NewFile(path, Meter())
+def _new(path: Path, data: bytes = b"new", meter: Meter | None = None) -> NewFile:
+    file = NewFile(path, meter or Meter())
     os.pwrite(file.fd, data, 0)
     return file
 
@@ -45,7 +44,7 @@ def _synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     real = new_file.sync_directory
 
     def spy(path: str) -> None:
-        synced.append(path)
+        synced.append(os.path.realpath(path))
         real(path)
 
     monkeypatch.setattr(new_file, "sync_directory", spy)
@@ -70,22 +69,14 @@ def test_every_directory_that_gained_a_name_is_synced(
 def test_directories_made_for_another_file_are_synced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A file is durable only when its parent directories are, no matter what made them."""
+    """A file is durable only when its parent directories are, no matter what made them, and by what
+    spelling of their names."""
     synced = _synced(monkeypatch)
-    first = _new(tmp_path / "a" / "b" / "first")
+    first = NewFile(f"/{tmp_path}//a//b//first", Meter())
     _new(tmp_path / "a" / "b" / "second").publish(sync_names=True)
     assert set(synced) == {str(tmp_path), str(tmp_path / "a"), str(tmp_path / "a" / "b")}
     del synced[:]
     first.publish(sync_names=True)
-    assert synced == [str(tmp_path / "a" / "b")]
-
-
-def test_a_path_with_extra_slashes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Different spellings of a path name the same directories."""
-    synced = _synced(monkeypatch)
-    NewFile(f"/{tmp_path}//a//b//first", Meter()).publish(sync_names=True)
-    del synced[:]
-    _new(tmp_path / "a" / "b" / "second").publish(sync_names=True)
     assert synced == [str(tmp_path / "a" / "b")]
 
 
@@ -174,40 +165,46 @@ def test_attributes_are_copied(mode: int, tmp_path: Path) -> None:
     assert not meter.fallbacks
 
 
-@pytest.mark.parametrize("number", [errno.EPERM, errno.EOPNOTSUPP])
-def test_permissions_that_cannot_be_kept(
-    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("call", "number", "fallback"),
+    [
+        ("fchmod", errno.EPERM, "permissions 755"),
+        ("fchmod", errno.EOPNOTSUPP, "permissions 755"),
+        ("fchmod", errno.EIO, None),
+        ("getxattr", errno.EOPNOTSUPP, "attribute user.run"),
+        ("getxattr", errno.EACCES, "attribute user.run"),
+        ("getxattr", errno.EIO, None),
+        ("listxattr", errno.ENOENT, ""),
+        ("listxattr", errno.EOPNOTSUPP, ""),
+        ("listxattr", errno.EIO, None),
+    ],
+)
+def test_what_cannot_be_kept(
+    call: str, number: int, fallback: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A file system without permissions still stores the file, and that is recorded."""
+    """A refusal still stores the file, and is recorded unless there was nothing to keep. Any other
+    error is raised; no file or descriptor is left."""
 
-    def refuse(fd: int, mode: int) -> None:
+    def refuse(*_: object) -> None:
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(os, "fchmod", refuse)
     (tmp_path / "file").write_bytes(b"old")
     (tmp_path / "file").chmod(0o755)
+    if call == "getxattr":
+        monkeypatch.setattr(os, "listxattr", lambda _: ["security.selinux", "user.run"])
+    monkeypatch.setattr(os, call, refuse)
     meter = Meter()
-    with NewFile(tmp_path / "file", meter) as file:
-        file.publish(sync_names=False)
-    (fallback,) = meter.fallbacks
-    assert fallback.wanted == "permissions 755"
-    assert fallback.reason == os.strerror(number)
-
-
-def test_a_failure_to_keep_permissions_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An error that is not a refusal is raised; no file or descriptor is left."""
-
-    def fail(fd: int, mode: int) -> None:
-        raise OSError(errno.EIO, "I/O error")
-
-    monkeypatch.setattr(os, "fchmod", fail)
-    (tmp_path / "file").write_bytes(b"old")
-    (tmp_path / "file").chmod(0o755)
-    with Footprint.unchanged(), pytest.raises(OSError, match="I/O error"):
-        NewFile(tmp_path / "file", Meter())
+    with Footprint.unchanged():
+        if fallback is None:
+            with pytest.raises(OSError, match=os.strerror(number)):
+                NewFile(tmp_path / "file", meter)
+        else:
+            with _new(tmp_path / "file", meter=meter) as file:
+                file.publish(sync_names=False)
     assert _names(tmp_path) == ["file"]
+    assert (tmp_path / "file").read_bytes() == (b"old" if fallback is None else b"new")
+    expected = [(fallback, os.strerror(number))] if fallback else []
+    assert [(one.wanted, one.reason) for one in meter.fallbacks] == expected
 
 
 def test_a_file_where_a_directory_should_be(tmp_path: Path) -> None:
@@ -366,44 +363,6 @@ def test_an_owner_that_cannot_be_kept(tmp_path: Path, monkeypatch: pytest.Monkey
     (fallback,) = meter.fallbacks
     assert fallback.wanted == f"owner {old.st_uid}"
     assert fallback.reason == "Operation not permitted"
-
-
-@pytest.mark.parametrize(
-    ("number", "raised"), [(errno.EOPNOTSUPP, False), (errno.EACCES, False), (errno.EIO, True)]
-)
-def test_an_attribute_that_cannot_be_kept(
-    number: int, raised: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A refusal is a recorded fallback; an I/O error is raised."""
-
-    def refuse(*_: object) -> None:
-        raise OSError(number, os.strerror(number))
-
-    monkeypatch.setattr(os, "listxattr", lambda _: ["security.selinux", "user.run"])
-    monkeypatch.setattr(os, "getxattr", refuse)
-    (tmp_path / "file").write_bytes(b"old")
-    meter = Meter()
-    with (tmp_path / "file").open("rb") as new, suppress(OSError) if raised else nullcontext():
-        copy_metadata(new.fileno(), tmp_path / "file", (tmp_path / "file").stat(), meter)
-        assert not raised
-    assert [fallback.wanted for fallback in meter.fallbacks] == ["attribute user.run"][raised:]
-
-
-@pytest.mark.parametrize("number", [errno.ENOENT, errno.EOPNOTSUPP])
-def test_attributes_that_cannot_be_read(
-    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A file system without attributes, or a file removed since, has none to copy."""
-
-    def refuse(_: object) -> list[str]:
-        raise OSError(number, os.strerror(number))
-
-    monkeypatch.setattr(os, "listxattr", refuse)
-    (tmp_path / "file").write_bytes(b"old")
-    meter = Meter()
-    with (tmp_path / "file").open("rb") as new:
-        copy_metadata(new.fileno(), tmp_path / "file", (tmp_path / "file").stat(), meter)
-    assert not meter.fallbacks
 
 
 def test_other_errors_are_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

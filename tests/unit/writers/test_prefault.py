@@ -81,12 +81,14 @@ def test_it_skips_what_the_read_has_reached(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.usefixtures("lead")
 def test_ranges_of_a_file() -> None:
-    """The lead counts what is read; memory between the ranges gets no pages."""
+    """The lead counts what is read, also in files before; memory between ranges gets no pages."""
     parts = [fresh_pages(8 * HUGE_PAGE, huge=False) for _ in range(3)]
     image = FileImage.of("file", parts)
     edges = [(0, 2), (8, 13), (20, 24)]
     ranges = [(start * HUGE_PAGE, stop * HUGE_PAGE) for start, stop in edges]
-    with faulted_ahead([(image, ranges)]):
+    other = fresh_pages(4 * HUGE_PAGE, huge=False)
+    with faulted_ahead([(image, ranges), (FileImage.of("next", [other]), [(0, len(other))])]):
+        wait_for(other, 0)
         wait_for(parts[2], 4)
         wait_for(parts[1][: 5 * HUGE_PAGE], 4)
     assert [pages(one) for one in parts] == [
@@ -94,15 +96,6 @@ def test_ranges_of_a_file() -> None:
         [False] * 4 + [True] + [False] * 3,
         [False] * 4 + [True] * 4,
     ]
-
-
-def test_several_files(lead: int) -> None:
-    """The lead goes on from one file to the next."""
-    parts = [fresh_pages(lead, huge=False) for _ in range(3)]
-    with faulted_ahead([(FileImage.of("file", [one]), [(0, len(one))]) for one in parts]):
-        wait_for(parts[1], 0)
-        wait_for(parts[2], 0)
-    assert [pages(one) for one in parts] == [[False] * 4, [True] * 4, [True] * 4]
 
 
 @pytest.mark.parametrize("sliced", [False, True])

@@ -71,21 +71,13 @@ def test_total_adds_up() -> None:
     )
 
 
-def test_total_is_durable_when_all_are() -> None:
-    """One part that is not durable makes the sum not durable."""
-    assert Transfer.total([_ONE, _ONE]).durable
-    assert not Transfer.total([_ONE, replace(_ONE, durable=False), _ONE]).durable
-
-
-def test_total_keeps_every_fallback_in_order() -> None:
-    """Different fallbacks are all listed, in the order in which they happened."""
+def test_what_a_total_has() -> None:
+    """It is durable if all parts are, and has all fallbacks in the order in which they happened."""
     second = Fallback(wanted="uncached", used="buffered", reason="old kernel")
-    total = Transfer.total([_ONE, replace(_ONE, fallbacks=(second,)), _ONE])
+    assert Transfer.total([_ONE, _ONE]).durable
+    total = Transfer.total([_ONE, replace(_ONE, fallbacks=(second,), durable=False), _ONE])
+    assert not total.durable
     assert total.fallbacks == (*_ONE.fallbacks, second)
-
-
-def test_total_of_nothing_is_refused() -> None:
-    """There is no sum of no transfers."""
     with pytest.raises(ValueError, match="no transfers"):
         Transfer.total([])
 
