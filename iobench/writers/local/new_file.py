@@ -326,6 +326,7 @@ def existing_file(path: str | os.PathLike[str]) -> tuple[str, os.stat_result | N
     path = os.fspath(path)
     if not os.path.isabs(path):
         path = os.path.join(os.getcwd(), path)
+    path = "/" + path.lstrip("/")  # normpath keeps two slashes: a second name of each directory
     if ".." in path:
         _stat(os.stat, path)
         path = os.path.realpath(path)
