@@ -63,7 +63,6 @@ _KINDS: dict[str, tuple[Level, str, str]] = {
     "tmpfs": ("fail", "memory, not storage", "Choose another --target."),
     "unknown": ("warn", "of an unknown kind", "Rely on the probes only."),
 }
-_HARMLESS = {"O_TMPFILE"}  # probes whose failure needs no action
 _OPTIONS = {
     "nobarrier": "fsync does not flush the device: a power cut loses acknowledged checkpoints.",
     "barrier=0": "fsync does not flush the device: a power cut loses acknowledged checkpoints.",
@@ -221,9 +220,8 @@ def _device(storage: Storage) -> Iterator[Advice]:
 def _probes(probes: list[Probe]) -> Iterator[Advice]:
     for probe in probes:
         if not probe.ok:
-            usual: Level = "note" if probe.name in _HARMLESS else "warn"
             yield Advice(
-                level="fail" if probe.needed else usual,
+                level="fail" if probe.needed else "warn",
                 subject=f"probe.{probe.name}",
                 message=f"{probe.name}: {probe.detail}",
                 remedy=probe.remedy,

@@ -286,14 +286,6 @@ def _rename(room: Path) -> _Found:
     return False, "the old file is still there", ""
 
 
-def _tmpfile(room: Path) -> _Found:
-    try:
-        os.close(os.open(room, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600))
-    except OSError as error:
-        return False, say(error), ""
-    return True, "files without a name", ""
-
-
 def _other_io(room: Path) -> _Found:
     """Measure the I/O of other processes on the device for half a second."""
     monitor = DeviceMonitor(room)
@@ -320,5 +312,4 @@ _ATTEMPTS: dict[str, _Attempt] = {
     "fsync": _fsync,
     "directory fsync": _directory_fsync,
     "rename": _rename,
-    "O_TMPFILE": _tmpfile,
 }

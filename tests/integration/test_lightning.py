@@ -9,11 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from support.scripted_s3 import scripted_s3
 
 from iobench.errors import OptionError, TransferError
 from iobench.writers.buffered import BufferedWriter
-from iobench.writers.s3 import S3Writer
 from iobench.writers.transfer import Transfer
 
 with warnings.catch_warnings():
@@ -196,17 +194,3 @@ def test_what_it_refuses(tmp_path) -> None:
         with pytest.raises(FileNotFoundError):
             plugin.load_checkpoint(tmp_path / "none.ckpt")
         plugin.teardown()
-
-
-def test_no_checkpoint_and_no_answer(monkeypatch) -> None:
-    """Who begins anew where there is no checkpoint does not because the store is away."""
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_REGION"):
-        monkeypatch.setenv(name, "x")
-    options = {"addressing_style": "path", "max_attempts": 1}
-    with scripted_s3() as server:
-        there = CheckpointIO(S3Writer(endpoint_url=server.endpoint_url, **options))
-        with pytest.raises(FileNotFoundError):
-            there.load_checkpoint("s3://bucket/none.ckpt")
-    away = CheckpointIO(S3Writer(endpoint_url="http://127.0.0.1:9", **options))
-    with pytest.raises(TransferError, match="endpoint"):
-        away.load_checkpoint("s3://bucket/none.ckpt")

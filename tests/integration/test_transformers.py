@@ -7,7 +7,6 @@ import shutil
 import signal
 import sys
 import threading
-import types
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -168,16 +167,18 @@ def test_one_line_for_every_trainer(stock, tmp_path) -> None:
     assert len(writer.written) == count
 
 
+BEST: dict[str, Any] = {
+    "eval_strategy": "steps",
+    "eval_steps": 2,
+    "load_best_model_at_end": True,
+    "metric_for_best_model": "loss",
+    "shards": False,
+}
+
+
 def test_rotation_and_the_best(tmp_path) -> None:
     """Old checkpoints are removed after the new one exists; the best one has its own name."""
-    options: dict[str, Any] = {
-        "save_total_limit": 1,
-        "eval_strategy": "steps",
-        "eval_steps": 2,
-        "load_best_model_at_end": True,
-        "metric_for_best_model": "loss",
-    }
-    options["shards"] = False
+    options = BEST | {"save_total_limit": 1}
     wanted = trainer(tmp_path / "stock", **options)
     stock_losses = losses(wanted)
     ours = trainer(tmp_path / "ours", **options)
@@ -196,15 +197,7 @@ def test_rotation_and_the_best(tmp_path) -> None:
 def test_the_best_of_a_run_that_was_moved(tmp_path) -> None:
     """After a resume in another directory it is found by its step, like by the stock Trainer, and
     is not removed."""
-    options: dict[str, Any] = {
-        "save_total_limit": 2,
-        "eval_strategy": "steps",
-        "eval_steps": 2,
-        "load_best_model_at_end": True,
-        "metric_for_best_model": "loss",
-        "greater_is_better": True,  # so that the first is the best
-        "shards": False,
-    }
+    options = BEST | {"save_total_limit": 2, "greater_is_better": True}  # the first is the best
     trainer(tmp_path / "run", max_steps=4, **options).train()
     shutil.copytree(tmp_path / "run", tmp_path / "stock")
     (tmp_path / "run").rename(tmp_path / "ours")
@@ -220,34 +213,6 @@ def test_the_best_of_a_run_that_was_moved(tmp_path) -> None:
     state = json.loads((tmp_path / "ours" / "checkpoint-6" / "trainer_state.json").read_text())
     assert state["best_model_checkpoint"] == ours.state.best_model_checkpoint
     assert all(map(torch.equal, ours.model.parameters(), wanted.model.parameters()))
-
-
-class Decoupled:
-    """A DeepSpeed engine that has not written its part when a save returns."""
-
-    checkpoint_engine = types.SimpleNamespace(is_decoupled=lambda: True)
-
-    def __init__(self, directory: str) -> None:
-        self.directory = directory
-
-    def _commit_decoupled_checkpoint(self) -> None:
-        Path(self.directory, "written_late").touch()
-
-
-def test_what_deepspeed_writes_in_the_background(tmp_path) -> None:
-    """It is in the checkpoint before the checkpoint gets its name."""
-    made = trainer(tmp_path, max_steps=2, shards=False)
-    patch(made, writer="buffered")
-    save = made._save_rng_state
-
-    def saving(directory: str) -> None:
-        made.accelerator._models.append(Decoupled(directory))
-        save(directory)
-
-    made._save_rng_state = saving
-    made.train()
-    assert names(tmp_path) == ["checkpoint-2"]
-    assert (tmp_path / "checkpoint-2" / "written_late").exists()
 
 
 _KILLED = """

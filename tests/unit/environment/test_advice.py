@@ -78,45 +78,9 @@ def test_nothing_is_wrong_with_a_good_machine() -> None:
         ("kind", "tmpfs", "fail", "storage.kind", ""),
         ("kind", "unknown", "warn", "storage.kind", ""),
         ("mount_options", ("ro",), "fail", "storage.options", ""),
-        (
-            "mount_options",
-            (
-                "rw",
-                "sync",
-            ),
-            "warn",
-            "storage.options",
-            "",
-        ),
-        (
-            "mount_options",
-            (
-                "rw",
-                "barrier=0",
-            ),
-            "warn",
-            "storage.options",
-            "",
-        ),
-        (
-            "mount_options",
-            (
-                "rw",
-                "data=journal",
-            ),
-            "warn",
-            "storage.options",
-            "",
-        ),
-        (
-            "mount_options",
-            (
-                "rw",
-                "compress=zstd:3",
-            ),
-            "warn",
-            "storage.options",
-            "",
+        *(
+            ("mount_options", ("rw", option), "warn", "storage.options", "")
+            for option in ("sync", "barrier=0", "data=journal", "compress=zstd:3")
         ),
         ("device.iostats", False, "warn", "storage.device", ""),
         ("device.type", "zram", "fail", "storage.device", ""),
@@ -164,12 +128,11 @@ def test_loop_device_through_the_page_cache() -> None:
 
 
 def test_failed_probes_become_advice() -> None:
-    """A needed probe is a failure, one with an alternative a warning, a harmless one a note."""
+    """A needed probe is a failure, one with an alternative a warning."""
     probes = [
         Probe(name="a", ok=True, detail="fine"),
         Probe(name="b", ok=False, detail="EIO", remedy="repair"),
         Probe(name="c", ok=False, detail="EPERM", needed=False),
-        Probe(name="O_TMPFILE", ok=False, detail="EACCES", needed=False),
     ]
     advice = advise(MACHINE, STORAGE, probes)
     assert worse(advice) == [("fail", "probe.b"), ("warn", "probe.c")]

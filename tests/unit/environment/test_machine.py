@@ -98,35 +98,12 @@ def proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[_Proc]:
     memory._groups.cache_clear()
 
 
-def test_tightest_limit_of_nested_control_groups(tmp_path: Path, proc: _Proc) -> None:
-    """The outer group's memory limit and the inner group's CPU limit both apply."""
-    _group(tmp_path / "cg/outer/inner", memory_max=2000, cpu_max="150000 100000")
-    _group(tmp_path / "cg/outer", memory_max=1000, cpu_max="max 100000")
-    text = f"1 0 0:1 / {tmp_path}/cg rw - cgroup2 cgroup2 rw\n"
-    proc("0::/outer/inner\n", text)
-    limits = ControlGroup(memory_limit_bytes=1000, cpu_limit=1.5)
-    assert describe_cgroup() == limits
-
-
 _NO_LIMIT = 9223372036854771712
 
 
-def test_version_1_control_groups_without_a_limit(tmp_path: Path, proc: _Proc) -> None:
-    """Version 1 is found by its controller; its huge number means no limit."""
-    _group(tmp_path / "cg/memory/job", memory_limit_in_bytes=_NO_LIMIT)
-    text = "4:memory:/job\n1:cpu,cpuacct:/\n0::/\n"
-    mounted = (
-        f"1 0 0:1 / {tmp_path}/cg/unified rw - cgroup2 cgroup2 rw\n"
-        f"2 0 0:2 / {tmp_path}/cg/memory rw - cgroup cgroup rw,memory\n"
-    )
-    proc(text, mounted)
-    top = tmp_path / "cg/memory"
-    assert memory._groups("memory") == [top / "job", top]
-    assert describe_cgroup() == ControlGroup()
-
-
 def test_memory_that_control_groups_leave(tmp_path: Path, proc: _Proc) -> None:
-    """Version 2: the smallest value counts. File cache is available, memory of tmpfs is not."""
+    """Version 2: the smallest value counts. File cache is available, memory of tmpfs is not. The
+    lowest limit of nested groups is that of the process, for memory and for CPUs."""
     inner, outer = tmp_path / "cg/outer/inner", tmp_path / "cg/outer"
     mounted = f"1 0 0:1 / {tmp_path}/cg rw - cgroup2 cgroup2 rw\n"
     proc("0::/outer/inner\n", mounted)
@@ -140,14 +117,21 @@ def test_memory_that_control_groups_leave(tmp_path: Path, proc: _Proc) -> None:
     ):
         _group(group, **values)
         assert available_bytes() == left
+    _group(inner, memory_max=6000, cpu_max="150000 100000")
+    _group(outer, cpu_max="max 100000")
+    assert describe_cgroup() == ControlGroup(memory_limit_bytes=5000, cpu_limit=1.5)
 
 
 def test_memory_that_version_1_control_groups_leave(tmp_path: Path, proc: _Proc) -> None:
-    """The sums over all groups below count; the huge number means no limit."""
+    """It is found by its controller. The sums over all groups below count; the huge number means
+    no limit."""
+    unified = f"1 0 0:1 / {tmp_path}/cg/unified rw - cgroup2 cgroup2 rw\n"
     mounted = f"2 0 0:2 / {tmp_path}/cg rw - cgroup cgroup rw,memory\n"
-    proc("4:memory:/job\n0::/\n", mounted)
+    proc("4:memory:/job\n1:cpu,cpuacct:/\n0::/\n", unified + mounted)
+    assert memory._groups("memory") == [tmp_path / "cg/job", tmp_path / "cg"]
     _group(tmp_path / "cg/job", memory_limit_in_bytes=_NO_LIMIT, memory_usage_in_bytes=3000)
     assert available_bytes() == 9000 << 10
+    assert describe_cgroup() == ControlGroup()
     stat = "inactive_file 1\nactive_file 1\ntotal_inactive_file 400\ntotal_active_file 100"
     _group(tmp_path / "cg/job", memory_limit_in_bytes=5000, memory_stat=stat)
     assert available_bytes() == 2500

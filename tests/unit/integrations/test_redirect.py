@@ -90,8 +90,10 @@ def test_what_is_imported_already_is_changed_at_once(modules: Path) -> None:
     assert [module.__name__ for module in seen] == ["early"]
 
 
-def test_tallies_add_up(tmp_path: Path) -> None:
-    """Of a process and its forked child, and of problems; examples are the first."""
+def test_tallies_add_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a process and its forked child, and of problems; examples are the first. Each call is a
+    line of JSON. One that was cut short, by a full disk, is left out. Without the directory, as
+    after `iobench exec` was killed, nothing is counted."""
     one, other = CallCounts(tmp_path), CallCounts(tmp_path)
     one.add(
         "f", "redirected", Count(calls=1, bytes=10, seconds=0.5, example="a"), fallbacks=["x -> y"]
@@ -115,27 +117,14 @@ def test_tallies_add_up(tmp_path: Path) -> None:
     assert functions["f"].fallbacks == {"x -> y": 2}
     assert functions["f"].stock["because"] == Count(calls=1, seconds=1.0, example="c")
     assert functions["g"].failed.calls == 1
-
-
-def test_counts_without_a_reader(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Its directory is gone, as after `iobench exec` was killed: the script goes on."""
-    counts = CallCounts(tmp_path / "gone")
-    counts.add("f", "redirected", Count(calls=1))
+    calls = (tmp_path / "calls.jsonl").read_bytes()
+    assert json.loads(calls.splitlines()[0])["pid"] == os.getpid()
+    (tmp_path / "calls.jsonl").write_bytes(calls[:-10])
+    assert merged(tmp_path)[0]["f"].redirected.calls == 2
+    gone = CallCounts(tmp_path / "gone")
+    gone.add("f", "redirected", Count(calls=1))
     assert capsys.readouterr().err == ""
     assert not (tmp_path / "gone").exists()
-
-
-def test_what_is_in_the_file(tmp_path: Path) -> None:
-    """One line of JSON for each call. A line that was cut short, by a full disk, is left out."""
-    counts = CallCounts(tmp_path)
-    for _ in range(3):
-        counts.add("f", "redirected", Count(calls=1, bytes=2))
-    (path,) = tmp_path.iterdir()
-    calls = [json.loads(line) for line in path.read_text().splitlines()]
-    assert [(one["pid"], one["count"]["bytes"]) for one in calls] == [(os.getpid(), 2)] * 3
-    path.write_bytes(path.read_bytes()[:-10])
-    functions, _, _ = merged(tmp_path)
-    assert functions["f"].redirected.calls == 2
 
 
 def test_a_report_is_not_written_through_what_others_planted(
