@@ -210,10 +210,7 @@ class Place(Protocol):
 
 @dataclass(kw_only=True)
 class LocalPlace:
-    """The directory or bucket of the Checkpointer.
-
-    `noted` is called after the commit, and `warning` is given.
-    """
+    """The directory or bucket of the Checkpointer. `warning` is given after the commit."""
 
     store: CheckpointStore
     writer: Writer
@@ -222,7 +219,6 @@ class LocalPlace:
     """Whether several ranks write there."""
     decision: str = ""
     warning: str = ""
-    noted: Callable[[Save], None] = lambda _: None
     remote: bool = field(default=False, init=False)
     limit_s: float | None = field(default=None, init=False)
 
@@ -232,7 +228,6 @@ class LocalPlace:
 
     def committed(self, save: Save, manifest: Manifest) -> None:
         self.ledger.committed(save, manifest.serial)
-        self.noted(save)
         if self.warning:  # last: a warnings filter may turn it into an exception
             warnings.warn(self.warning, RuntimeWarning, stacklevel=2)
 

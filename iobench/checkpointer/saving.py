@@ -148,7 +148,7 @@ class Saving:
         self.participant.make_room(self.finish, self._tidy, self._settle_copy)
         if self.tier is not None:
             save.tiers = self.tier.copies
-            save.backlog_wait_s = self.tier.drain.wait_for_backlog(step)
+            save.backlog_wait_s = self.tier.drain.wait_for_backlog()
 
         def look() -> Any:
             self.finish_copy()

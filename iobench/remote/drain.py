@@ -132,7 +132,7 @@ class Drain:
             self._put(step, serial, created_s)
         self.journal.shorten()
         self._rates.recall(self._events())
-        self._note("remote", where=str(self.remote))
+        self._note("remote")
 
     @contextmanager
     def saving(self) -> Iterator[None]:
@@ -169,32 +169,24 @@ class Drain:
         self._note("durable", entry, sent_bytes=size_bytes, elapsed_s=elapsed_s)
         self._rates.add(REMOTE, size_bytes, elapsed_s)
 
-    def placed(self, step: int, tier: str, why: str) -> None:
-        """Record why a checkpoint was saved to `tier`."""
-        self._note("placed", step=step, where=tier, why=why)
-
-    def wait_for_backlog(self, step: int) -> float:
-        """Let the save of `step` wait while the backlog exceeds its limit; return the seconds.
+    def wait_for_backlog(self) -> float:
+        """Let a save wait while the backlog exceeds its limit; return the seconds.
 
         It does not wait for a remote tier that fails, or if saves never wait.
         """
         if self.remote.options.past_backlog != "wait":
             return 0.0
         self._ranks.barrier("backlog")  # a rank that does not save is missed within the deadline
-        return self._waits.led("backlog", lambda: self._wait_for_backlog(step))
+        return self._waits.led("backlog", self._wait_for_backlog)
 
-    def _wait_for_backlog(self, step: int) -> float:
-        began_s, first = time.monotonic(), ""
+    def _wait_for_backlog(self) -> float:
+        began_s, waited_s = time.monotonic(), 0.0
         with self.queue.changed:
             while self.failure is None and self._thread.is_alive():
-                if not (found := self._late(self.queue.not_durable())):
+                if not self._late(self.queue.not_durable()):
                     break
-                first = first or found[-1][1]
                 self.queue.changed.wait(_LOOK_AGAIN_S)
-        if not first:
-            return 0.0
-        waited_s = time.monotonic() - began_s
-        self._note("waited", step=step, elapsed_s=waited_s, why=first)
+                waited_s = time.monotonic() - began_s
         return waited_s
 
     def wait(self, *, failing: bool = False) -> None:

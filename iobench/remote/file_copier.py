@@ -67,13 +67,8 @@ def compare_file(
         raise DataMismatchError(f"{where}: has bytes that its manifest does not name")
 
 
-_KINDS = {
-    "local": LocalDamageError,
-    "stopped": StoppedError,
-    "mismatch": DataMismatchError,
-    "failed": TransferError,
-}
-"""Errors by the name that other ranks get. The first kind that a rank has counts."""
+_KINDS = (LocalDamageError, StoppedError, DataMismatchError, TransferError)
+"""Errors by the number that rank 0 gets. The lowest one counts if several ranks fail."""
 
 
 @dataclass(kw_only=True)
@@ -205,23 +200,23 @@ class FileCopier:
         if order["do"] == "send":  # 100,000 pieces are sent only where they are needed
             others = [[msgspec.structs.replace(one, pieces=()) for one in part] for part in others]
         self._scatter([order, *({**order, "files": msgspec.to_builtins(one)} for one in others)])
-        answer: dict[str, Any] = {}
         failure: Exception | None = None
         try:
-            answer["sent"] = self.done(order, own, pinned)
+            answer: dict[str, Any] = {"sent": self.done(order, own, pinned)}
         except Exception as error:  # noqa: BLE001 -- raised below, when the others have ended
-            failure = error
+            failure, answer = error, {"error": shown_error(error)}
         every = self.answer(answer)
-        failed = {
-            f"rank {rank} (host {one['host']})": one["error"]
-            for rank, one in enumerate(every)
-            if rank and "error" in one
-        }
-        if failure is not None and not failed:
+        failed = {rank: one for rank, one in enumerate(every) if "error" in one}
+        if failure is not None and len(failed) == 1:
             raise failure
         if failed:
-            own_error = {} if failure is None else {"rank 0": shown_error(failure)}
-            raise _worst({**failed, **own_error}) from failure
+            kind = min(one["error"][0] for one in failed.values())
+            texts = [
+                f"rank {rank} (host {one['host']}): {one['error'][1]}"
+                for rank, one in failed.items()
+                if one["error"][0] == kind
+            ]
+            raise _KINDS[kind]("; ".join(texts)) from failure
         return sum(one["sent"] for one in every)
 
     def _scatter(self, orders: list[dict[str, Any]]) -> None:
@@ -292,22 +287,7 @@ def shares(files: Sequence[FileRecord], ranks: int) -> list[list[FileRecord]]:
     return found
 
 
-def shown_error(error: Exception) -> list[Any]:
-    """Return an error as its kind, text and errno, for rank 0."""
-    kind = next((name for name, one in _KINDS.items() if isinstance(error, one)), "failed")
-    known = kind != "failed" or isinstance(error, TransferError)
-    return [kind, str(error) if known else repr(error), getattr(error, "errno", None)]
-
-
-def _worst(answers: Mapping[str, Sequence[Any]]) -> Exception:
-    """Return the error of the ranks that failed; `answers` maps their names to their errors.
-
-    Damage of local files counts first, then a drain that was stopped, damage of the copy, and all
-    others.
-    """
-    kind = next(name for name in _KINDS if any(one[0] == name for one in answers.values()))
-    found = {name: one for name, one in answers.items() if one[0] == kind}
-    error: Exception = _KINDS[kind]("; ".join(f"{name}: {one[1]}" for name, one in found.items()))
-    if isinstance(error, TransferError):
-        error.errno = next(iter(found.values()))[2]
-    return error
+def shown_error(error: Exception) -> tuple[int, str]:
+    """Return the kind and the text of an error, for rank 0."""
+    kind = next((kind for kind, one in enumerate(_KINDS) if isinstance(error, one)), None)
+    return (len(_KINDS) - 1, repr(error)) if kind is None else (kind, str(error))

@@ -26,17 +26,7 @@ from iobench.text import parse_json
 JOURNAL = ".iobench-drain.jsonl"
 """Its name, in the directory of the checkpoints."""
 
-Event = Literal[
-    "remote",
-    "waiting",
-    "durable",
-    "verified",
-    "dropped",
-    "waited",
-    "failed",
-    "saved",
-    "placed",
-]
+Event = Literal["remote", "durable", "verified", "dropped", "failed", "saved"]
 
 _KEPT = 1000
 
@@ -45,14 +35,12 @@ _KEPT = 1000
 class DrainEvent:
     """One line of the journal; `at_s` is seconds since the epoch.
 
-    - `remote`: the location of the remote tier is `where`; written when a Checkpointer opens
+    - `remote`: a Checkpointer opens
     - `saved`: the checkpoint was written to local storage: `size_bytes` in `elapsed_s`
     - `durable`: it is in the remote tier; this attempt has sent `sent_bytes` of its `size_bytes` in
       `elapsed_s`, without its pauses for saves
     - `verified`: it was read back from there, and every checksum is that of the manifest
     - `dropped`: it is not copied; `why` says why
-    - `waited`: a save waited `elapsed_s` for copies, because of `why`
-    - `placed`: a save went to the tier `where` ("local" or "remote"); `why` says why
     - `failed`: an attempt failed; `why` is the error
 
     `remote` is the location of the remote tier then. Another version may write other events.
@@ -65,7 +53,6 @@ class DrainEvent:
     size_bytes: int = 0
     sent_bytes: int = 0
     elapsed_s: float = 0.0
-    where: str = ""
     why: str = ""
     remote: str = ""
 
@@ -206,7 +193,7 @@ def tiers_status(directory: Path) -> TiersStatus:
             f"{directory}: no Checkpointer has copied checkpoints from here; "
             'tiers=[Remote("s3://bucket/run")] copies them'
         )
-    events = [one for one in events if one.remote == opened.where]
+    events = [one for one in events if one.remote == opened.remote]
     manifests = {step: readable_manifest(store, step) for step in steps}
     last = _last_states(events)
     found = [_copies(step, manifest, last, now_s) for step, manifest in manifests.items()]
@@ -215,7 +202,7 @@ def tiers_status(directory: Path) -> TiersStatus:
     serials = [(one.serial if one else 0, step) for step, one in manifests.items()]
     return TiersStatus(
         directory=str(store),
-        remote=opened.where,
+        remote=opened.remote,
         checkpoints=tuple(found),
         backlog_s=max((one.age_s for one in found if one.remote == "waiting"), default=0.0),
         local_step=max(serials)[1] if serials else None,

@@ -113,16 +113,10 @@ class LocalTier(DirectoryStore):
     def remove_remote(self, step: int) -> None:
         """Remove the checkpoint in the remote tier, and do not copy it any more.
 
-        Raises TransferError; then it is copied as before.
+        Raises TransferError; then the next Checkpointer copies it.
         """
-        entry = self.drain.queue.get(step)
         self.drain.queue.forget(step)
-        try:
-            self.remote.remove(step)
-        except BaseException:
-            if entry is not None:
-                self.drain.queue.put(entry, new=False)
-            raise
+        self.remote.remove(step)
 
     def saving(self) -> AbstractContextManager[None]:
         """Let the copies wait while the body writes."""
@@ -224,7 +218,6 @@ class RemotePlace:
             tier.remote.recorded(save.step, manifest.serial, save.created_s, size)
         finally:
             tier.drain.sent_directly(save, manifest.serial, size, elapsed_s)
-            tier.drain.placed(save.step, REMOTE, self.decision)
 
     def instead(self, save: Save, failure: BaseException) -> LocalPlace | None:
         of_place = failure.of_place if isinstance(failure, VoteError) else True
@@ -271,7 +264,6 @@ class Placing:
             ledger=self.ledger,
             shared=self.shared,
             decision=found.reason,
-            noted=lambda save: tier.drain.placed(save.step, LOCAL, found.reason),
         )
         if found.tier == LOCAL:
             return local

@@ -70,12 +70,11 @@ class DrainQueue:
         self.on_durable: Callable[[int], None] | None = None
         """Called with the step of each checkpoint that became durable in the remote tier."""
 
-    def put(self, entry: Queued, *, new: bool = True) -> None:
-        """Add the entry of a step. It replaces an older one only if it is `new`."""
+    def put(self, entry: Queued) -> None:
+        """Add the entry of a step; it replaces an older one."""
         with self.changed:
-            if new or entry.step not in self._entries:
-                self._entries[entry.step] = entry
-                self._tell(entry.step, entry.state if new else None)
+            self._entries[entry.step] = entry
+            self._tell(entry.step, entry.state)
             self.changed.notify_all()
 
     def learn(self, entry: Queued, *, newer: bool = False) -> None:
@@ -110,7 +109,7 @@ class DrainQueue:
             self.changed.notify_all()
             return True
 
-    def _tell(self, step: int, state: CopyState | None) -> None:
+    def _tell(self, step: int, state: CopyState) -> None:
         if self.on_durable is not None and state == "durable":
             self.on_durable(step)
 

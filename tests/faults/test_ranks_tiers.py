@@ -182,7 +182,8 @@ def test_a_direct_save(victim: int, point: str, newest: int, rclone, tmp_path) -
     with start_ranks(code, 3) as ranks:
         for ended, out, said in ranks.ends():
             assert (ended, out) == (0, f"[{float(newest)}]\n"), said
-    assert [one.step for one in events(local, "placed")][-1:] == [3]
+    assert [one.step for one in events(local, "durable")][-1:] == [3]
+    assert not events(local, "saved")
     assert load_checkpoint(remote, writer="s3")["w"].unique().tolist() == [3]
     writer = S3Writer()
     objects = S3Objects(writer.client, S3Target.parse(remote))

@@ -265,8 +265,7 @@ def test_every_save_reaches_the_remote_tier(local, remote, monkeypatch) -> None:
 
 
 def test_a_save_waits_for_the_backlog(local, remote, monkeypatch) -> None:
-    """With on_backlog="wait" until the copy before it is done. The Save and the journal say how
-    long."""
+    """With on_backlog="wait" until the copy before it is done. The Save says how long."""
     held = _Held(monkeypatch)
     waiting = threading.Thread(target=held.release)
 
@@ -284,8 +283,6 @@ def test_a_save_waits_for_the_backlog(local, remote, monkeypatch) -> None:
         save = ckpt.save(state(2, _SMALL), 2)
         assert held.sent, "it did not wait"
         assert 0 < save.backlog_wait_s <= save.stall_s
-    waited = events(local, "waited")[0]
-    assert (waited.step, waited.elapsed_s) == (2, save.backlog_wait_s)
 
 
 def test_a_step_is_removed_and_saved_anew_everywhere(local, remote) -> None:

@@ -140,7 +140,7 @@ def test_every_order_gets_an_answer(order: dict[str, Any], tmp_path: Path) -> No
     _follower(hub, tmp_path).drain._run()
     ((answer),) = hub.answers
     assert answer["host"] == "node1"
-    assert answer["error"][0] == "failed"
+    assert answer["error"][0] == 3  # of TransferError
 
 
 def test_an_answer_when_the_remote_tier_cannot_begin_anew(
@@ -170,7 +170,7 @@ def test_a_direct_save_is_recorded_before_the_drain_knows_it() -> None:
         queue.put(replace(_queued(save.step, state="durable"), serial=serial, local=False))
         queue.forget_settled(ledger.__contains__)
 
-    drain = SimpleNamespace(sent_directly=sent_directly, placed=lambda *_: None)
+    drain = SimpleNamespace(sent_directly=sent_directly)
     anything = cast(Any, None)
     place = RemotePlace(
         tier=cast(Any, SimpleNamespace(drain=drain, remote=SimpleNamespace(recorded=recorded))),

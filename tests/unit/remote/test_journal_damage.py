@@ -22,12 +22,11 @@ from iobench.remote.journal import JOURNAL, DrainEvent, DrainJournal, tiers_stat
 _EVENTS = tuple(
     replace(one, remote="/remote")
     for one in (
-        DrainEvent(event="remote", at_s=1.0, where="/remote", why="past 1 h: drop"),
+        DrainEvent(event="remote", at_s=1.0),
         DrainEvent(event="saved", at_s=2.0, step=1, serial=1, size_bytes=10, elapsed_s=0.5),
         DrainEvent(event="durable", at_s=3.0, step=1, serial=1, sent_bytes=10, elapsed_s=0.5),
         DrainEvent(event="verified", at_s=4.0, step=1, serial=1),
-        DrainEvent(event="placed", at_s=5.0, step=2, where="remote", why="it is faster"),
-        DrainEvent(event="waited", at_s=5.0, step=2, elapsed_s=2.0, why="a copy has waited"),
+        DrainEvent(event="dropped", at_s=5.0, step=2, why="a copy has waited"),
         DrainEvent(event="failed", at_s=6.0, why="no space left"),
     )
 )
@@ -98,7 +97,7 @@ def test_any_value(number: int, field: str, value: Any, tmp_path: Path) -> None:
         *(f'{{"event":"saved","at_s":{one}}}' for one in ('"x"', "null")),
         '{"event":"durable","at_s":1,"step":1,"sent_bytes":"many","elapsed_s":1}',
         '{"event":"durable","at_s":1,"step":1.5}',
-        '{"event":"remote","at_s":1,"where":["/remote"]}',
+        '{"event":"remote","at_s":1,"remote":["/remote"]}',
     ],
 )
 def test_left_out_and_counted(
@@ -190,7 +189,7 @@ def test_states_are_those_of_this_remote_tier(tmp_path: Path) -> None:
     for event in _EVENTS[:4]:
         journal.add(event)
     assert tiers_status(tmp_path).remote_step == 1
-    journal.add(DrainEvent(event="remote", at_s=7.0, where="/other", remote="/other"))
+    journal.add(DrainEvent(event="remote", at_s=7.0, remote="/other"))
     found = tiers_status(tmp_path)
     assert found.remote == "/other"
     assert found.remote_step is None
