@@ -198,11 +198,9 @@ class Trial:
     ) -> tuple[list[Done], Counters, str]:
         """Return the replies, the counters, which start when the jobs are released, and that time.
 
-        There is no sampler where it would read the wrong process or one machine of several: without
-        a device the sampler reads this process's counters, but others do the I/O.
+        There is no sampler where it would read one machine of several.
         """
-        apart = self.executor.apart and not self.target.monitor.files
-        several = apart or self.executor.machines > 1
+        several = self.executor.machines > 1
         began: list[tuple[Counters, str]] = []
 
         def release(at_s: float | None) -> None:

@@ -14,7 +14,7 @@ from typing import Self, TypeVar
 
 import numpy as np
 
-from iobench.bench.counters.sampler import CounterSource, Reading, Sampler
+from iobench.bench.counters.sampler import Reading, Sampler
 from iobench.environment import DeviceCounters, DeviceMonitor
 from iobench.environment.memory import memory_stall_s
 from iobench.results.records import DeviceCounts, Interference, Operation, Series
@@ -50,10 +50,9 @@ class Usage:
 class Counted:
     """Growth of time and counters since `began_s` of time.perf_counter.
 
-    `system_cpu_s` counts every process and the kernel. `readings` of the counter that `source`
-    names (see `Sampler`) have seconds and bytes since the start; the last one is at the end. There
-    are none without a sampler, and where the kernel does not count what it reads. `flushed`, of
-    another machine, says whether its device flushed its cache; None for unknown.
+    `system_cpu_s` counts every process and the kernel. `readings` of the device's counter have
+    seconds and bytes since the start; the last one is at the end. There are none without a sampler.
+    `flushed`, of another machine, says whether its device flushed its cache; None for unknown.
     """
 
     began_s: float
@@ -62,7 +61,6 @@ class Counted:
     system_cpu_s: float
     device: DeviceCounts
     interference: Interference
-    source: CounterSource | None = None
     readings: tuple[Reading, ...] = ()
     flushed: bool | None = None
 
@@ -76,16 +74,6 @@ class _Machine:
     memory_stall_s: float | None
     process: dict[str, int]
     device: DeviceCounters | None
-
-    def reading(self, source: CounterSource, at_s: float) -> Reading | None:
-        """Return a reading like the sampler's; None where the kernel has no such counter."""
-        if source == "device" and self.device is not None:
-            read, write = self.device.read_bytes, self.device.write_bytes
-        elif source == "process" and self.process:
-            read, write = self.process["rchar"], self.process["wchar"]
-        else:
-            return None
-        return Reading(at_s=at_s, read_bytes=read, write_bytes=write)
 
 
 class Counters:
@@ -146,28 +134,25 @@ class Counters:
                 else now.memory_stall_s - before.memory_stall_s,
                 device,
             ),
-            source=self._sampler.source if self._sampler else None,
             readings=self._readings(now, elapsed),
         )
 
     def _readings(self, now: _Machine, elapsed_s: float) -> tuple[Reading, ...]:
-        if self._sampler is None:
-            return ()
-        source = self._sampler.source
-        first, last = self._before.reading(source, 0.0), now.reading(source, elapsed_s)
-        if first is None or last is None:
+        first, last = self._before.device, now.device
+        if self._sampler is None or first is None or last is None:
             return ()
         between = self._sampler.readings(self._began, self._began + elapsed_s)
+        counters: list[tuple[float, Reading | DeviceCounters]] = [
+            *((one.at_s - self._began, one) for one in between),
+            (elapsed_s, last),
+        ]
         return tuple(
             Reading(
                 at_s=at_s,
                 read_bytes=one.read_bytes - first.read_bytes,
                 write_bytes=one.write_bytes - first.write_bytes,
             )
-            for at_s, one in [
-                *((one.at_s - self._began, one) for one in between),
-                (elapsed_s, last),
-            ]
+            for at_s, one in counters
         )
 
     def _read(self) -> _Machine:
@@ -204,13 +189,13 @@ def _interference(
 def _process_io() -> dict[str, int]:
     """Return the counters of /proc/self/io; empty for a kernel without I/O accounting.
 
-    rchar and wchar are the bytes of read and write calls, from the page cache too. read_bytes and
-    write_bytes are the bytes that the process caused storage to read, and will cause it to write.
+    read_bytes and write_bytes are the bytes that the process caused storage to read, and will cause
+    it to write.
     """
     try:
         with open("/proc/self/io") as file:
             pairs = dict(line.split(": ") for line in file)
-        return {name: int(pairs[name]) for name in ("rchar", "wchar", "read_bytes", "write_bytes")}
+        return {name: int(pairs[name]) for name in ("read_bytes", "write_bytes")}
     except (OSError, KeyError, ValueError):
         return {}
 
@@ -277,7 +262,7 @@ def make_series(operation: Operation, counted: Counted, ticks: Mapping[int, int]
     return Series(
         interval_s=INTERVAL_S,
         completed=None if ticks is None else by_ticks(ticks, counted.began_s, counted.elapsed_s),
-        counter=counted.source if points else None,
+        counter="device" if points else None,
         counted=by_growth(points) if points else None,
     )
 

@@ -1,4 +1,4 @@
-"""Sampler: a child process that reads counters of a device or process ten times a second."""
+"""Sampler: a child process that reads counters of a device ten times a second."""
 
 from __future__ import annotations
 
@@ -8,14 +8,12 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Self
+from typing import Self
 
 from iobench.environment.blockdev import parse_stat
 
 _PROGRAM = Path(__file__).with_name("sampling.py")
 _INTERVAL_MS = 100
-
-CounterSource = Literal["device", "process"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,16 +60,11 @@ class FileSampler:
 
 
 class Sampler(FileSampler):
-    """Readings of the device's counters, or of this process's where there is no device.
-
-    `source` is `device` for bytes that the block device moved, for any process. It is `process` for
-    bytes that this process's read and write calls moved (rchar and wchar of /proc/PID/io).
-    """
+    """Readings of the counters of devices: bytes that they moved, for any process."""
 
     def __init__(self, device_files: Sequence[Path]) -> None:
-        """`device_files` are the devices' stat files; empty where there is no device."""
-        self.source: CounterSource = "device" if device_files else "process"
-        super().__init__([str(path) for path in device_files] or [f"/proc/{os.getpid()}/io"])
+        """`device_files` are the devices' stat files."""
+        super().__init__([str(path) for path in device_files])
 
     def readings(self, since_s: float, until_s: float) -> list[Reading]:
         """Return the readings taken strictly between two moments of time.perf_counter."""
@@ -79,15 +72,12 @@ class Sampler(FileSampler):
         return [one for one in found if one is not None]
 
     def _parse(self, at_s: float, texts: list[str]) -> Reading | None:
-        if self.source == "process":
-            words = texts[0].split()
-            values = dict(zip(words[::2], words[1::2], strict=True))
-            read, write = int(values["rchar:"]), int(values["wchar:"])
-        else:
-            counters = [parse_stat(text) for text in texts]
-            known = [one for one in counters if one is not None]
-            if len(known) < len(counters):
-                return None
-            read = sum(one.read_bytes for one in known)
-            write = sum(one.write_bytes for one in known)
-        return Reading(at_s=at_s, read_bytes=read, write_bytes=write)
+        counters = [parse_stat(text) for text in texts]
+        known = [one for one in counters if one is not None]
+        if len(known) < len(counters):
+            return None
+        return Reading(
+            at_s=at_s,
+            read_bytes=sum(one.read_bytes for one in known),
+            write_bytes=sum(one.write_bytes for one in known),
+        )

@@ -139,7 +139,8 @@ class OpenTarget:
         """Yield `target` with a space of its own, which is removed at the end, and a sampler."""
         monitor = target.monitor()
         with target.scratch() as scratch, ExitStack() as undo:
-            sampler = undo.enter_context(Sampler(monitor.files)) if sampled else None
+            counts = sampled and bool(monitor.files)
+            sampler = undo.enter_context(Sampler(monitor.files)) if counts else None
             found = cls.at(scratch, monitor)
             yield replace(
                 found, sampler=sampler, notes=target.notes, patience=patience or found.patience

@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iobench.bench.counters import monitor as counters_module
 from iobench.bench.counters import sampler as sampler_module
 from iobench.bench.counters.monitor import Counters, by_growth, by_ticks, make_series
 from iobench.bench.counters.sampler import Sampler
@@ -88,7 +87,6 @@ def test_the_sampler_reads_the_devices_counters(tmp_path: Path) -> None:
 
     device.read = read
     with Sampler([stat]) as sampler:
-        assert sampler.source == "device"
         _wait_for_readings(sampler)
         counting = Counters(device, sampler)
         began = time.perf_counter()
@@ -107,24 +105,8 @@ def test_the_sampler_reads_the_devices_counters(tmp_path: Path) -> None:
     assert sum(series.counted or ()) == 512 * 300
 
 
-def test_without_a_device_it_is_the_process_that_is_counted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if not counters_module._process_io():
-        pytest.skip("this kernel does not count a process's I/O")
-    with Sampler([]) as sampler:
-        assert sampler.source == "process"
-        _wait_for_readings(sampler)
-        counting = Counters(IdleMonitor(), sampler)
-        (tmp_path / "file").write_bytes(os.urandom(2**20))
-        series = make_series("save", counting.stop(), None)
-    assert series.counter == "process"
-    assert 2**20 <= sum(series.counted or ()) < 2**21
-
-
-def test_a_kernel_that_counts_nothing_gives_no_series(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(counters_module, "_process_io", dict)
-    silent = SimpleNamespace(source="process", readings=lambda *_: [])
+def test_a_device_that_counts_nothing_gives_no_series() -> None:
+    silent = SimpleNamespace(readings=lambda *_: [])
     series = make_series("save", Counters(IdleMonitor(), silent).stop(), {})
     assert (series.counter, series.counted) == (None, None)
     assert set(series.completed or ()) == {0}
