@@ -56,7 +56,8 @@ def _listed(
     from iobench.peers.base import Peer
     from iobench.writers.base import Availability
 
-    summary, options = "", list[OptionInfo]()
+    summary = ""
+    options: list[OptionInfo] = []
     try:
         cls = load(name)
         summary, options, one = cls.summary, cls.Options.describe(), cls()

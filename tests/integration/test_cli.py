@@ -194,7 +194,7 @@ def test_writers(iobench_inside, target) -> None:
     peers = {one["name"]: one for one in document["peers"]}
     assert peers["peer:torch-save"]["available"]
     assert not peers["peer:obstore"]["available"]
-    assert "s3://bucket/prefix" in peers["peer:obstore"]["remedy"]
+    assert "s3://bucket/prefix" in peers["peer:obstore"]["reason"]
     table = iobench_inside("writers", "--target", target).stdout
     assert re.search(r"^buffered +yes ", table, re.MULTILINE)
     assert re.search(r"^peer:dcp +yes ", table, re.MULTILINE)
