@@ -31,6 +31,7 @@ from iobench.checkpoint.ranked.structure import (
     sharded_like,
     shared_skeleton,
     stock_paths,
+    tensor_entries,
 )
 from iobench.checkpoint.rebuild import PerRank, readable, unflatten
 from iobench.checkpoint.serialized import FORMAT, SKELETON, TENSORS
@@ -182,40 +183,32 @@ class _Index(msgspec.Struct):
     tensors: dict[str, _Tensor]
 
 
-def tensors_of(
-    value: Any, path: StatePath = (), kinds: tuple[type, ...] = (torch.Tensor, np.ndarray)
-) -> Iterator[tuple[StatePath, Any]]:
+def tensors_of(value: Any, path: StatePath = ()) -> Iterator[tuple[StatePath, Any]]:
     """Yield the path and the value of every tensor and array of a state, without PerRank."""
-    if isinstance(value, kinds):
+    if isinstance(value, torch.Tensor | np.ndarray):
         yield path, value
     elif isinstance(value, dict):
         for key, item in value.items():
-            yield from tensors_of(item, (*path, str(key)), kinds)
+            yield from tensors_of(item, (*path, str(key)))
     elif isinstance(value, list | tuple):
         for number, item in enumerate(value):
-            yield from tensors_of(item, (*path, number), kinds)
+            yield from tensors_of(item, (*path, number))
 
 
-def compare_state(like: Any, state: Any, where: str) -> None:
-    """Compare a state, still without its bytes, with `like`; see `compared_with`."""
-    kinds = (torch.Tensor, np.ndarray, PerRank)
-    expected = {path: _shown(value) for path, value in tensors_of(like, (), kinds)}
-    # Of another world size, a PerRank has other values, or a list of them.
-    own = {path for path, what in expected.items() if not what}
-    found = {
-        path: _shown(value)
-        for path, value in tensors_of(state)
-        if not own or not any(path[:length] in own for length in range(len(path) + 1))
-    }
-    _compare(like, {path: what for path, what in expected.items() if what}, found, where)
+def _shown(dtype: torch.dtype | np.dtype[Any], shape: Sequence[int]) -> str:
+    name = dtype_name(dtype) if isinstance(dtype, torch.dtype) else dtype
+    return f"{name} {list(shape)}"
 
 
-def _shown(value: Any) -> str:
-    """Return dtype and shape of a tensor or an array, and "" for a PerRank."""
-    if isinstance(value, PerRank):
-        return ""
-    dtype = dtype_name(value.dtype) if isinstance(value, torch.Tensor) else value.dtype
-    return f"{dtype} {list(value.shape)}"
+def _stored(
+    entry: Mapping[str, Any], tensors: Mapping[str, StoredTensor] | Mapping[str, torch.Tensor]
+) -> str:
+    """Return dtype and shape of a tensor or an array in the skeleton."""
+    if "$array" in entry:
+        return _shown(np.dtype(entry["dtype"]), entry["shape"])
+    if "stride" in entry:
+        return _shown(torch_dtype(entry["dtype"]), entry["shape"])
+    return _shown(tensors[entry["$tensor"]].dtype, tensors[entry["$tensor"]].shape)
 
 
 def _compare(
@@ -237,7 +230,11 @@ def _compare(
 
 
 def compared_with(
-    like: Any, stored: StoredState, where: str, elsewhere: Collection[StatePath] = ()
+    like: Any,
+    skeleton: Any,
+    tensors: Mapping[str, StoredTensor] | Mapping[str, torch.Tensor],
+    where: str,
+    elsewhere: Collection[StatePath] = (),
 ) -> dict[str, Any]:
     """Compare a checkpoint with `like`. `elsewhere` are the tensors of the other ranks' `like`.
 
@@ -248,20 +245,15 @@ def compared_with(
     """
     if like is None:
         return {}
-    listed = stock_paths(shared_skeleton(stored.skeleton), [])
-    saved = {path: name for path, name in listed if path not in elsewhere}
+    with readable(where):
+        listed = tensor_entries(shared_skeleton(skeleton), [])
+        saved = {path: entry for path, entry in listed if path not in elsewhere}
+        found = {path: _stored(entry, tensors) for path, entry in saved.items()}
     expected = dict(tensors_of(like))
-    found = {}
-    for path, name in saved.items():
-        tensor = stored.tensors[name]
-        found[path] = f"{dtype_name(tensor.dtype)} {list(tensor.shape)}"
-    wanted = {
-        # The bytes of an array are saved, perhaps with another dtype.
-        path: found.get(path, "") if isinstance(value, np.ndarray) else _shown(value)
-        for path, value in expected.items()
-    }
+    wanted = {path: _shown(value.dtype, value.shape) for path, value in expected.items()}
     _compare(like, wanted, found, where)
-    return {saved[path]: value for path, value in expected.items() if is_sharded(value)}
+    named = ((saved[path].get("$tensor", ""), one) for path, one in expected.items())
+    return {name: one for name, one in named if is_sharded(one)}
 
 
 def resharded(state: Any, like: Any, made: dict[Any, Any] | None = None) -> Any:
@@ -426,10 +418,11 @@ class StateReader:
         tensors, image = safetensors.prepare(TENSORS, copy.location, copy)
         with collector_paused():
             with readable(os.path.join(copy.location, SKELETON)):
-                state = unflatten(parsed(text), tensors, rank=self.rank, ranks=self.ranks)
+                skeleton = parsed(text)
+                state = unflatten(skeleton, tensors, rank=self.rank, ranks=self.ranks)
             state = without(state, like, self.elsewhere, where)
         if like is not None:
-            compare_state(like, state, where)
+            compared_with(like, one_by_one(skeleton, []), tensors, where, self.elsewhere)
         transfer = read_compared(copy, image, manifest.file(TENSORS))
         return state if like is None else resharded(state, like), transfer
 
@@ -447,7 +440,7 @@ class StateReader:
             names = dict.fromkeys(name for _, name in listed)
             if lacking := names.keys() - stored.tensors.keys():
                 raise DataMismatchError(f"lacks the tensor {min(lacking)}")
-        sharded = compared_with(self.like, stored, where, self.elsewhere)
+        sharded = compared_with(self.like, stored.skeleton, stored.tensors, where, self.elsewhere)
         needed = {name for path, name in listed if path not in self.elsewhere}
         wanted: dict[str, WantedTensor] = {}
         copies: dict[StoredPiece, list[_Copy]] = defaultdict(list)

@@ -22,7 +22,6 @@ import json
 import math
 import os
 import socket
-import sys
 import threading
 import time
 import warnings
@@ -58,9 +57,6 @@ DEADLINE_S = 3600.0
 _CONNECT, _LOST_AFTER = "IOBENCH_CONNECT", "IOBENCH_LOST_AFTER"
 _PATIENCE_S = 5.0
 """After which rank 0 warns that it waits for ranks to connect."""
-
-_ALONE_S = 30.0
-"""After which rank 0 fails if no other rank has connected, although all had started long before."""
 
 _TRY_S = 10.0
 
@@ -128,10 +124,8 @@ class Control:
         until all are connected. After 5 s rank 0 warns of the ranks that are missing
         (RuntimeWarning).
 
-        Raises RankError when one is missing after the time of IOBENCH_CONNECT, and in rank 0 after
-        30 s if no other rank has connected, torch.distributed is initialized and this variable is
-        not set. UsageError when nothing says where rank 0 is. A failure leaves nothing behind: the
-        ranks may connect again.
+        Raises RankError when one is missing after the time of IOBENCH_CONNECT, and UsageError when
+        nothing says where rank 0 is. A failure leaves nothing behind: the ranks may connect again.
         """
         if world.size == 1:
             return cls(world)
@@ -152,7 +146,7 @@ class Control:
             member = _connected(world, meeting, until_s, lost_after_s)
             control = cls(world, member, hub, meeting.interface)
             if hub is not None and deadline_s > _PATIENCE_S:
-                _await_ranks(hub, world.size, deadline_s)
+                _warn_of_missing(hub, deadline_s)
             left_s = max(1.0, until_s - time.monotonic())
             places = control.all_gather("connect", [world.host, world.node], deadline_s=left_s)
             control.hosts = hosts = [host for host, _ in places]
@@ -429,37 +423,17 @@ def some_ranks(ranks: Sequence[int]) -> str:
     return f"{'rank' if len(ranks) == 1 else 'ranks'} {shown}{more}"
 
 
-def _await_ranks(hub: Hub, size: int, deadline_s: float) -> None:
-    """Warn of the ranks that have not connected. Raises RankError if rank 0 stays alone.
-
-    Ranks whose process groups are initialized have imported everything and met already. If only
-    rank 0 connects then, it is a script in which only rank 0 saves. If others have connected, they
-    are waited for: a rank may read a model meanwhile.
-    """
+def _warn_of_missing(hub: Hub, deadline_s: float) -> None:
+    """Wait a little for all ranks; warn of those that have not connected."""
     missing = hub.missing(_PATIENCE_S)
-    if not missing or hub.broken:
-        return
-    together = not os.environ.get(_CONNECT) and _groups_are_initialized()
-    end_s = _ALONE_S if together and len(missing) == size - 1 else deadline_s
-    warnings.warn(
-        f"rank 0 waits for {some_ranks(missing)}: not connected within {_PATIENCE_S:g} s; "
-        f"rank 0 fails after {end_s:g} s ({_CONNECT} gives another time); {calls.EVERY_RANK}",
-        RuntimeWarning,
-        stacklevel=3,
-    )
-    if together and len(missing) == size - 1:
-        missing = hub.missing(_ALONE_S - _PATIENCE_S, count=1)
-        if len(missing) == size - 1 and not hub.broken:
-            raise RankError(
-                f"no other rank has connected to rank 0 within {_ALONE_S:g} s, although "
-                f"torch.distributed is initialized in all ranks; {calls.EVERY_RANK}",
-                ranks=missing,
-            )
-
-
-def _groups_are_initialized() -> bool:
-    distributed = sys.modules.get("torch.distributed")
-    return distributed is not None and distributed.is_available() and distributed.is_initialized()
+    if missing and not hub.broken:
+        warnings.warn(
+            f"rank 0 waits for {some_ranks(missing)}: not connected within {_PATIENCE_S:g} s; "
+            f"rank 0 fails after {deadline_s:g} s ({_CONNECT} gives another time); "
+            f"{calls.EVERY_RANK}",
+            RuntimeWarning,
+            stacklevel=3,
+        )
 
 
 def _connected(world: World, meeting: Meeting, until_s: float, lost_after_s: float) -> Member:

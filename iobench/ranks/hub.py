@@ -120,17 +120,14 @@ class Hub:
         """Whether a rank was lost."""
         return self._broken is not None
 
-    def missing(
-        self, timeout_s: float, *, count: int | None = None, broken: bool = False
-    ) -> list[int]:
-        """Wait until all other ranks have connected, or `count` of them.
+    def missing(self, timeout_s: float, *, broken: bool = False) -> list[int]:
+        """Wait until all other ranks have connected. Return those that have not after `timeout_s`.
 
-        Return those that have not after `timeout_s`. The wait ends when the job is broken, unless
-        `broken`: then it is for those that come late, to be told why.
+        The wait ends when the job is broken, unless `broken`: then it is for those that come late,
+        to be told why.
         """
         until_s = time.monotonic() + timeout_s
-        enough = 0 if count is None else self._size - 1 - count
-        while len(left := self._absent()) > enough and time.monotonic() < until_s:
+        while (left := self._absent()) and time.monotonic() < until_s:
             if self._broken and not broken:
                 break
             time.sleep(_LOOK_S)
