@@ -8,10 +8,9 @@ import os
 import re
 import subprocess
 import sys
-from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -21,69 +20,20 @@ import yaml
 from iobench.errors import DataMismatchError, UnknownNameError
 
 _PAGE = Path(__file__).parents[2] / "docs" / "integrations.md"
-_BASE = "dlio_benchmark.checkpointing.base_checkpointing"
 _PYTORCH = "dlio_benchmark.checkpointing.pytorch_checkpointing"
 
 
-class BaseCheckpointing(ABC):
-    """Signatures and calls of DLIO's base class, with one model and one optimizer state."""
+class PyTorchCheckpointing:
+    """The calls of DLIO's class, the base class of ours, with one model and one optimizer state."""
 
     folder = ""
 
-    def __init__(self, ext: str) -> None:
-        self.ext = ext
-        self.args = SimpleNamespace(checkpoint_folder=self.folder, checkpoint_fsync=False)
-        self.layer_state = {"0": {"w": self.get_tensor(5000, "fp32")}}
-        self.optimization_state = {"0": self.get_tensor(9000, "fp32")}
-
-    @abstractmethod
-    def set_madvise_mergeable(self, tensor: Any) -> bool: ...
-
-    @abstractmethod
-    def get_tensor_core(self, length: int, datatype: str = "int8", randomize: bool = True) -> Any:
-        return []
-
-    def get_tensor(self, length: int, datatype: str = "int8") -> Any:
-        return self.get_tensor_core(length, datatype, True)
-
-    @abstractmethod
-    def save_state(self, suffix: str, state: Any, fsync: bool = False) -> None: ...
-
-    @abstractmethod
-    def load_state(self, suffix: str, state: Any) -> None: ...
+    def __init__(self) -> None:
+        self.layer_state = {"0": {"w": torch.rand(5000)}}
+        self.optimization_state = {"0": torch.rand(9000)}
 
     def get_name(self, suffix: str) -> str:
-        return os.path.join(self.args.checkpoint_folder, f"{suffix}.{self.ext}")
-
-    @abstractmethod
-    def save_checkpoint(self, epoch: int, step_number: int) -> None:
-        where = f"global_epoch{epoch}_step{step_number}"
-        os.makedirs(os.path.join(self.args.checkpoint_folder, where), exist_ok=True)
-        name, fsync = f"{where}/zero_pp_rank_0_mp_rank_0", self.args.checkpoint_fsync
-        self.save_state(suffix=f"{name}_model_states", state=self.layer_state, fsync=fsync)
-        self.save_state(suffix=f"{name}_optim_states", state=self.optimization_state, fsync=fsync)
-
-    @abstractmethod
-    def load_checkpoint(self, epoch: int, step_number: int) -> None:
-        name = f"global_epoch{epoch}_step{step_number}/zero_pp_rank_0_mp_rank_0"
-        self.load_state(suffix=f"{name}_model_states", state=self.layer_state)
-        self.load_state(suffix=f"{name}_optim_states", state=self.optimization_state)
-
-    @abstractmethod
-    def finalize(self) -> None: ...
-
-
-class PyTorchCheckpointing(BaseCheckpointing):
-    """DLIO's class for PyTorch, the base class of ours."""
-
-    def __init__(self) -> None:
-        super().__init__("pt")
-
-    def get_tensor_core(self, length: int, datatype: str = "int8", randomize: bool = True) -> Any:
-        return torch.rand(length)
-
-    def set_madvise_mergeable(self, tensor: Any) -> bool:
-        return False
+        return os.path.join(self.folder, f"{suffix}.pt")
 
     def save_state(self, suffix: str, state: Any, fsync: bool = False) -> None:
         with open(self.get_name(suffix), "wb") as file:
@@ -93,25 +43,29 @@ class PyTorchCheckpointing(BaseCheckpointing):
         assert len(torch.load(self.get_name(suffix))) > 0
 
     def save_checkpoint(self, epoch: int, step_number: int) -> None:
-        super().save_checkpoint(epoch, step_number)
+        where = f"global_epoch{epoch}_step{step_number}"
+        os.makedirs(os.path.join(self.folder, where), exist_ok=True)
+        name = f"{where}/zero_pp_rank_0_mp_rank_0"
+        self.save_state(suffix=f"{name}_model_states", state=self.layer_state, fsync=False)
+        self.save_state(suffix=f"{name}_optim_states", state=self.optimization_state, fsync=False)
 
     def load_checkpoint(self, epoch: int, step_number: int) -> None:
-        super().load_checkpoint(epoch, step_number)
+        name = f"global_epoch{epoch}_step{step_number}/zero_pp_rank_0_mp_rank_0"
+        self.load_state(suffix=f"{name}_model_states", state=self.layer_state)
+        self.load_state(suffix=f"{name}_optim_states", state=self.optimization_state)
 
-    def finalize(self) -> None:
-        super().finalize()
+    def finalize(self) -> None: ...
 
 
 @pytest.fixture
 def dlio(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[ModuleType]:
     """Our module with the replacement; DLIO's own packages are not loaded."""
-    for name in ("dlio_benchmark", "dlio_benchmark.checkpointing", _BASE, _PYTORCH):
+    for name in ("dlio_benchmark", "dlio_benchmark.checkpointing", _PYTORCH):
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
-    monkeypatch.setattr(sys.modules[_BASE], "BaseCheckpointing", BaseCheckpointing, raising=False)
     monkeypatch.setattr(
         sys.modules[_PYTORCH], "PyTorchCheckpointing", PyTorchCheckpointing, raising=False
     )
-    monkeypatch.setattr(BaseCheckpointing, "folder", str(tmp_path))
+    monkeypatch.setattr(PyTorchCheckpointing, "folder", str(tmp_path))
     sys.modules.pop("iobench.integrations.dlio", None)
     yield importlib.import_module("iobench.integrations.dlio")
     sys.modules.pop("iobench.integrations.dlio", None)
@@ -125,7 +79,7 @@ def test_the_interface(dlio, tmp_path, monkeypatch, caplog) -> None:
     module, _, name = named.rpartition(".")
     assert module == dlio.__name__
     found = dict(vars(dlio))[name]
-    assert issubclass(found, BaseCheckpointing)
+    assert issubclass(found, PyTorchCheckpointing)
     monkeypatch.setenv("IOBENCH_WRITER", "odirect")
     made = found.get_instance()
     assert found.get_instance() is made

@@ -15,7 +15,6 @@ from typing import Any, Literal
 from iobench.text import printable
 
 _CALLS = "calls.jsonl"
-_PROBLEM = ".problem"
 
 
 CallOutcome = Literal["redirected", "failed", "stock"]
@@ -96,7 +95,11 @@ def merged(directory: str | Path) -> tuple[dict[str, Function], list[str], int]:
     """
     functions: dict[str, Function] = {}
     processes: set[int] = set()
+    problems: dict[str, None] = {}
     for call in _calls(Path(directory, _CALLS)):
+        if problem := call.get("problem"):
+            problems[problem] = None
+            continue
         processes.add(call["pid"])
         if len(call) == 1:
             continue
@@ -108,9 +111,6 @@ def merged(directory: str | Path) -> tuple[dict[str, Function], list[str], int]:
             getattr(into, outcome).add(count)
         for text in call.get("fallbacks", ()):
             into.fallbacks[text] = into.fallbacks.get(text, 0) + 1
-    problems = dict.fromkeys(
-        path.read_text() for path in sorted(Path(directory).glob(f"*{_PROBLEM}"))
-    )
     return dict(sorted(functions.items())), list(problems), len(processes)
 
 

@@ -128,18 +128,6 @@ def _saved_bytes(value: object) -> int:
     return len(stream.getvalue())
 
 
-def test_one_element_costs_1577_bytes_more_than_a_whole_block() -> None:
-    """The overhead of a single-tensor archive is 1577 bytes, with the payload padded to 64."""
-    stream = io.BytesIO()
-    torch.save(torch.zeros(1), stream)
-    assert len(stream.getvalue()) == 1577
-    for shape, size in ((1, 1577), (16, 1641)):
-        spec = TensorSpec(name="t", dtype="float32", shape=(shape,))
-        assert single_tensor_archive_bytes(spec) == size
-    pickled = len(torch._C.PyTorchFileReader(io.BytesIO(stream.getvalue())).get_record("data.pkl"))
-    assert archive_bytes(pickled, [4]) == 1577
-
-
 @settings(max_examples=150, deadline=None)
 @given(
     dtype=st.sampled_from(_DTYPES),

@@ -18,10 +18,11 @@ def _begin() -> None:
         """Record a problem for the summary of `iobench exec`, if that is still running."""
         if not os.path.isdir(session):
             return
+        import json  # imported here: it is slow to load
+
         try:
-            name = f"{os.getpid()}-{os.urandom(4).hex()}.problem"
-            with open(os.path.join(session, name), "w") as file:
-                file.write(text)
+            with open(os.path.join(session, "calls.jsonl"), "a") as file:
+                file.write(json.dumps({"problem": text}) + "\n")
         except OSError as unwritten:
             sys.stderr.write(f"iobench exec: {text}; {unwritten}\n")
 
