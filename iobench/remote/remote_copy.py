@@ -20,16 +20,15 @@ from iobench.checkpoint.rate_limit import RateLimit
 from iobench.checkpoint.store import STAGING_SUFFIX, StagedCheckpoint
 from iobench.errors import TargetError, TransferError, transfer_errors
 from iobench.remote.source_file import BLOCK_BYTES, SourceFile, foreign, open_own
-from iobench.writers.blocks.workers import Blocks, run_workers
 from iobench.writers.file_writer import FileWriter
-from iobench.writers.image import Bytes
+from iobench.writers.image import Bytes, WrappedImage
 from iobench.writers.local.directory_lock import DirectoryLock
 from iobench.writers.local.new_file import make_directories
 from iobench.writers.s3 import S3Writer
 from iobench.writers.s3_store.objects import S3Objects
 from iobench.writers.s3_store.parts import Checksum, etag_of, part_size_for
 from iobench.writers.s3_store.target import S3Target
-from iobench.writers.s3_store.upload import KEPT_PART, ResumedUpload
+from iobench.writers.s3_store.upload import KEPT_PART
 from iobench.writers.transfer import Meter
 
 DRAINING_SUFFIX = ".iobench-draining"
@@ -199,37 +198,11 @@ class ObjectCopy:
         self._limit = limit
 
     def send(self, source: SourceFile) -> int:
-        options, size = self._writer.options, source.size_bytes
-        place = self._prefix.below(source.name)
-        part_size = part_size_for(size, fixed_bytes=options.part_size, threads=options.threads)
-        if self._has(place, source, part_size):
+        if self._has(self._prefix.below(source.name), source):
             return 0
-        meter = Meter()
-        checksum = Checksum.named(options.checksum)
-        upload = ResumedUpload(self._writer.client, place, checksum)
-        try:
-            if size <= part_size:
-                with self._limit.moving(size):
-                    upload.put([source.read(0, size)], meter)
-            else:
-                upload.begin(meter)
-                self._send_parts(upload, source, part_size, meter)
-                upload.complete(meter)
-        finally:
-            upload.leave()
-        kept = meter.paths.get(KEPT_PART)
-        return size - (kept.bytes if kept else 0)
-
-    def _send_parts(
-        self, upload: ResumedUpload, source: SourceFile, part_size: int, meter: Meter
-    ) -> None:
-        def work(blocks: Blocks, own: Meter) -> None:
-            for start, stop in blocks:
-                with self._limit.moving(stop - start):
-                    upload.send(start // part_size + 1, [source.read(start, stop)], own)
-
-        parts = Blocks([(0, source.size_bytes)], part_size)
-        run_workers(self._writer.options.threads, parts, work, meter)
+        image = _MovedImage(source.image(), _limit=self._limit)
+        kept = self._writer.resume(image, str(self._prefix)).paths.get(KEPT_PART)
+        return source.size_bytes - (kept.bytes if kept else 0)
 
     def check(self, name: str, size_bytes: int) -> None:
         """Do nothing: a bucket is one place, and the store has answered with the checksum."""
@@ -246,7 +219,7 @@ class ObjectCopy:
         if others := [key for key in found if key not in wanted]:
             objects.delete(others)
 
-    def _has(self, place: S3Target, source: SourceFile, part_size: int) -> bool:
+    def _has(self, place: S3Target, source: SourceFile) -> bool:
         """Return whether the store has the file already: by checksum, or else by ETag."""
 
         def head(s3: Any) -> Any:
@@ -267,18 +240,30 @@ class ObjectCopy:
             for block in source.blocks():
                 value = checksum.update(block, value)
             return checksum.text(value) == text
-        return str(found.get("ETag")).strip('"') == _etag(source, part_size)
+        return str(found.get("ETag")).strip('"') == self._etag(source)
+
+    def _etag(self, source: SourceFile) -> str:
+        """Return the ETag that most stores give to the file: an MD5, or that of its parts."""
+        options, size = self._writer.options, source.size_bytes
+        part_size = part_size_for(size, fixed_bytes=options.part_size, threads=options.threads)
+        digests = [
+            hashlib.md5(block.data, usedforsecurity=False).hexdigest()
+            for block in source.blocks(part_size)
+        ]
+        if size <= part_size:
+            return digests[0] if digests else hashlib.md5(usedforsecurity=False).hexdigest()
+        return etag_of(digests)
 
 
-def _etag(source: SourceFile, part_size: int) -> str:
-    """Return the ETag that most stores give to the file: an MD5, or one of MD5s of its parts."""
-    digests = [
-        hashlib.md5(block.data, usedforsecurity=False).hexdigest()
-        for block in source.blocks(part_size)
-    ]
-    if source.size_bytes <= part_size:
-        return digests[0] if digests else hashlib.md5(usedforsecurity=False).hexdigest()
-    return etag_of(digests)
+class _MovedImage(WrappedImage):
+    """The image `image`, of which each part waits for the limit before it is read and sent."""
+
+    _limit: RateLimit
+
+    @contextlib.contextmanager
+    def outgoing(self, start: int, stop: int, meter: Meter) -> Iterator[list[Bytes]]:
+        with self._limit.moving(stop - start), self._image.outgoing(start, stop, meter) as views:
+            yield views
 
 
 RemoteCopy = DirectoryCopy | ObjectCopy

@@ -21,9 +21,15 @@ from iobench.writers.options import S3Values
 from iobench.writers.s3_store.client import INSTALL, S3Client, S3Options, boto3_missing
 from iobench.writers.s3_store.download import S3Download, S3Source
 from iobench.writers.s3_store.objects import S3Objects
-from iobench.writers.s3_store.parts import MOST_PARTS, Checksum, StreamParts, part_size_for
+from iobench.writers.s3_store.parts import (
+    MOST_BYTES,
+    MOST_PARTS,
+    Checksum,
+    StreamParts,
+    part_size_for,
+)
 from iobench.writers.s3_store.target import S3Target, is_s3
-from iobench.writers.s3_store.upload import S3Upload
+from iobench.writers.s3_store.upload import ResumedUpload, S3Upload
 from iobench.writers.stream import BlockStream, Sink
 from iobench.writers.transfer import Meter, Transfer
 
@@ -60,11 +66,23 @@ class S3Writer(Writer):
         durable: bool = True,
         sync_directory: bool = True,  # noqa: ARG002 -- a store has no directories to sync
     ) -> Transfer:
+        return self._write(image, target, S3Upload, durable=durable)
+
+    def resume(self, image: FileImage, target: str | Path) -> Transfer:
+        """Write like `write`, and send only the parts that no earlier attempt has sent.
+
+        A failed or interrupted write leaves its parts in the store for the next attempt.
+        """
+        return self._write(image, target, ResumedUpload, durable=True)
+
+    def _write(
+        self, image: FileImage, target: str | Path, kind: type[S3Upload], *, durable: bool
+    ) -> Transfer:
         meter = Meter()
         place = S3Target.parse(target).below(image.path)
         options, size = self.options, image.size_bytes
         part_size = part_size_for(size, fixed_bytes=options.part_size, threads=options.threads)
-        upload = S3Upload(self.client, place, Checksum.named(options.checksum))
+        upload = kind(self.client, place, Checksum.named(options.checksum))
         try:
             with staged(image, meter) as within:
                 if size <= part_size:
@@ -108,7 +126,10 @@ class S3Writer(Writer):
         meter = Meter()
         place = S3Target.object(target)
         options = self.options
-        parts = StreamParts.expecting(size, fixed_bytes=options.part_size, threads=options.threads)
+        first = options.part_size or part_size_for(
+            min(size or 0, MOST_BYTES), threads=options.threads
+        )
+        parts = StreamParts(first_bytes=first, fixed=options.part_size > 0)
         upload = S3Upload(self.client, place, Checksum.named(options.checksum))
         sink = PartSink(upload, str(place), meter, parts=parts, threads=options.threads)
         return BlockStream(sink, self.name, meter, sink)

@@ -6,12 +6,12 @@ import errno
 import functools
 import os
 import random
+import re
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
 from iobench.errors import OptionError, TransferError, UnavailableError
 from iobench.units import MIB
@@ -72,28 +72,16 @@ class S3Options(WriterOptions):
                 f"option part_size={self.part_size}: must be from 5MiB to 5GiB (what S3 takes), "
                 "or 0 to have it chosen"
             )
-        if self.endpoint_url:
-            _check_endpoint(self.endpoint_url)
-
-
-def _check_endpoint(text: str) -> None:
-    if _has_secret(text):
-        raise OptionError(
-            "option endpoint_url: must not carry a login; set AWS_ACCESS_KEY_ID and "
-            "AWS_SECRET_ACCESS_KEY instead"
-        )
-    try:
-        parts = urlsplit(text)
-        good = parts.scheme in ("http", "https") and bool(parts.hostname)
-    except ValueError:
-        good = False
-    if not good:
-        raise OptionError(
-            f"option endpoint_url={text}: must be a URL such as https://s3.example.org"
-        )
+        if self.endpoint_url and not _ENDPOINT.fullmatch(self.endpoint_url):
+            raise OptionError(
+                "option endpoint_url: must be a URL such as https://s3.example.org, and must not "
+                "carry a login; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY instead"
+            )
 
 
 _T = TypeVar("_T")
+_ENDPOINT = re.compile(r"(?i)https?://(\[[0-9a-f:.]+\]|[^\s/:@?#\[\]]+)(:\d+)?(/[^\s@?#]*)?")
+
 
 THROTTLED = "throttled"
 """The path under which a Transfer counts answers that ask the client to slow down."""
@@ -151,7 +139,7 @@ class S3Client:
         self._begin()
 
     def _begin(self) -> None:
-        self._pid, self._lock = os.getpid(), threading.RLock()
+        self._pid = os.getpid()
         self._made: list[Any] = []
         self.time_limit = TimeLimit()
 
@@ -164,14 +152,12 @@ class S3Client:
         # A forked child has its parent's connections. It would take the answers to its requests.
         if self._pid != os.getpid():
             self._begin()
-        with self._lock:
-            if not self._made:
-                made = self._make()
-                self._made.append(made)
-                # A signal handler that saves can enter here: the lock is reentrant for its thread.
-                if made is not self._made[0]:
-                    made.close()
-            return self._made[0]
+        if not self._made:
+            made = self._make()
+            self._made.append(made)
+            if made is not self._made[0]:  # a thread or a signal handler that saves was faster
+                made.close()
+        return self._made[0]
 
     @property
     def endpoint(self) -> str:

@@ -37,17 +37,13 @@ class Checksum:
         if name == "none":
             return None
         try:
-            from awscrt import checksums
+            from awscrt.checksums import combine_crc64nvme  # noqa: F401 -- of 2025 or later
         except ImportError as error:
             raise UnavailableError(
                 "s3",
-                f"checksum={name} needs awscrt, which is not installed.",
-                "Type: pip install 'iobench[s3]', or use checksum=none.",
+                f"checksum={name} needs awscrt, which is not installed or too old.",
+                "Type: pip install -U 'iobench[s3]', or use checksum=none.",
             ) from error
-        if not hasattr(checksums, f"combine_{name}"):
-            raise UnavailableError(
-                "s3", "this awscrt cannot combine checksums.", "Type: pip install -U 'boto3[crt]'."
-            )
         return cls(name=name)
 
     @classmethod
@@ -150,30 +146,18 @@ def part_size_for(size_bytes: int, *, fixed_bytes: int = 0, threads: int = 1) ->
 class StreamParts:
     """Part sizes of an object whose length is unknown, or only expected.
 
-    The first `even` parts have `first_bytes`; after them the size doubles every 900 parts. 10,000
-    parts then hold 5 TiB. With `fixed` they never grow.
+    The first part has `first_bytes`; the size doubles every 900 parts, so that 10,000 parts hold
+    5 TiB. With `fixed` it never grows.
     """
 
     first_bytes: int
-    even: int = _STEP
     fixed: bool = False
-
-    @classmethod
-    def expecting(cls, size_bytes: int | None, *, fixed_bytes: int, threads: int) -> StreamParts:
-        """Return the part sizes for an object of about `size_bytes`."""
-        if fixed_bytes:
-            return cls(first_bytes=fixed_bytes, fixed=True)
-        expected = min(size_bytes or 0, MOST_BYTES)
-        first = part_size_for(expected, threads=threads)
-        if 2 * expected > first * MOST_PARTS:  # too few parts would be left to grow to 5 TiB
-            first = part_size_for(min(2 * expected, MOST_BYTES), threads=threads)
-        return cls(first_bytes=first, even=max(_STEP, min(-(-expected // first), MOST_PARTS)))
 
     def size(self, number: int) -> int:
         """Return the bytes of part `number`, counted from 1."""
-        if self.fixed or number <= self.even:
+        if self.fixed:
             return self.first_bytes
-        return min(self.first_bytes << ((number - self.even - 1) // _STEP + 1), PART_LARGEST)
+        return min(self.first_bytes << ((number - 1) // _STEP), PART_LARGEST)
 
 
 class PartBody(ImageSource):

@@ -42,10 +42,12 @@ class S3Target:
                 "dots and hyphens"
             )
         key = key.strip("/")
-        if any(part in ("", ".", "..") for part in key.split("/")) and key:
-            raise UsageError(f"{target}: a key must not have empty parts, '.' or '..'")
-        if len(key.encode()) > _MOST_KEY_BYTES:
-            raise UsageError(f"a key has at most {_MOST_KEY_BYTES} bytes, {target} has more")
+        bad = key and not {"", ".", ".."}.isdisjoint(key.split("/"))
+        if bad or len(key.encode()) > _MOST_KEY_BYTES:
+            raise UsageError(
+                f"{target}: a key has at most {_MOST_KEY_BYTES} bytes, and no empty parts, '.' or "
+                "'..'"
+            )
         return cls(bucket=bucket, key=key)
 
     @classmethod

@@ -302,8 +302,7 @@ class ResumedUpload(S3Upload):
 
     `begin` looks for unfinished uploads to the key, takes the newest and aborts the others. `send`
     skips a part that the server has: same number, same size, and same checksum or else MD5 of the
-    bytes. So a part is never skipped because of its number alone. End it with `complete`, `abort`,
-    or `leave`.
+    bytes. So a part is never skipped because of its number alone.
     """
 
     def __init__(self, client: S3Client, target: S3Target, checksum: Checksum | None) -> None:
@@ -341,6 +340,9 @@ class ResumedUpload(S3Upload):
             return
         meter.count(KEPT_PART, size)
         self._parts[number] = SentPart(etag=had["ETag"], size_bytes=size, checksum=value)
+
+    def fail(self) -> None:
+        self.leave()
 
     def _take(self, upload: UnfinishedUpload, parts: list[dict[str, Any]]) -> None:
         self._adopt(upload.upload_id)
