@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple
@@ -89,31 +90,23 @@ def read_ahead(
                 raise
             failed(one.path, error)
 
-    readers = [_reader(fetch, 2 * threads) for _ in range(threads)]
-    waiting: list[tuple[Channel[_Window], Lease[_Window]]] = []
+    reader: Channel[_Window] = Channel(
+        lambda: reader.serve(fetch), name="iobench-ahead", workers=threads, limit=2 * threads
+    )
+    waiting: deque[Lease[_Window]] = deque()
     try:
-        ahead = itertools.cycle(readers)
         for one in itertools.chain(ranges, [None]):
             while waiting and (not spare or one is None):
-                reader, lease = waiting.pop(0)
+                lease = waiting.popleft()
                 reader.wait(lease)
                 found, memory = lease.item
                 yield found, memory[: found.stop - found.start]
                 spare.append(memory)
             if one is not None:
-                reader, lease = next(ahead), Lease((one, spare.pop()))
-                waiting.append((reader, lease))
-                reader.submit(lease)
+                waiting.append(Lease((one, spare.pop())))
+                reader.submit(waiting[-1])
     finally:
-        for reader in readers:
-            reader.close(drop=True)
+        reader.close(drop=True)
 
 
 _Window = tuple[FileRange, Bytes]
-
-
-def _reader(fetch: Callable[[_Window], None], limit: int) -> Channel[_Window]:
-    reader: Channel[_Window] = Channel(
-        lambda: reader.serve(fetch), name="iobench-ahead", limit=limit
-    )
-    return reader
