@@ -37,10 +37,9 @@ from iobench.writers.image import Bytes
 from iobench.writers.local.direct_file import (
     DirectFile,
     direct_alignment,
-    pread_direct,
-    pwrite_direct,
 )
 from iobench.writers.local.new_file import sync_directory, write_text
+from iobench.writers.local.posix import pread_all, pwrite_all
 from iobench.writers.transfer import Meter
 
 LAYOUT = "layout.json"
@@ -150,13 +149,13 @@ class StateFile:
         memory = fresh_pages(len(data), huge=False)
         memory.data[:] = data
         with transfer_errors("writing", self.path):
-            pwrite_direct(self.fd, memory, offset, self.direct.alignment.offset)
+            pwrite_all(self.fd, [memory], offset, unit=self.direct.alignment.offset)
 
     def read(self, size: int, offset: int) -> Bytes:
         """Return `size` bytes, whole blocks. Raises TransferError, DataMismatchError."""
         memory = fresh_pages(size, huge=False)
         with transfer_errors("reading", self.path):
-            pread_direct(self.fd, memory, offset, size, self.direct.alignment.offset)
+            pread_all(self.fd, [memory], offset, wanted=size, unit=self.direct.alignment.offset)
         return memory
 
     def close(self) -> None:

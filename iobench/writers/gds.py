@@ -362,6 +362,7 @@ class _CuFileEngine(BlockingEngine):
         blocks, block, unit = self._blocks, operation.data, operation.file.alignment.offset
         assert isinstance(block, DeviceBytes)
         base, offset = block.address, operation.offset
+        moved_on = written_on if operation.writes else read_on
         if base not in blocks.registered:
             self.meter.fell_back("registered GPU memory", "cuFile's own buffers", blocks.refusal)
         with blocks.device.current():
@@ -373,10 +374,7 @@ class _CuFileEngine(BlockingEngine):
                     writes=operation.writes,
                 )
                 calls += 1
-                if operation.writes:
-                    done = written_on(done, count, offset, unit)
-                else:
-                    done = read_on(done, count, operation.wanted, offset, unit)
+                done = moved_on(done, count, operation.wanted, offset, unit)
         return calls
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from ctypes import string_at
 from pathlib import Path
 
+import numpy as np
 import pytest
 from support.forked import in_child
 
@@ -78,8 +79,8 @@ def storage(monkeypatch: pytest.MonkeyPatch) -> Iterator[_Storage]:
         def close(self) -> None:
             pass
 
-    def write(fd: int, data: memoryview, offset: int, alignment: int) -> int:
-        done = 0
+    def write(fd: int, views: list[np.ndarray], offset: int, unit: int) -> int:
+        (data,), done = views, 0
         while done < len(data):
             count = storage.write(fd, bytes(data[done:]), offset + done)
             if count < 0:
@@ -90,7 +91,7 @@ def storage(monkeypatch: pytest.MonkeyPatch) -> Iterator[_Storage]:
     # The file that is written here has pages in the cache, where that of a real ring has none.
     monkeypatch.setattr(PathFile, "resident_bytes", lambda *_: 0)
     monkeypatch.setattr(file_writer, "PyuringRing", Ring)
-    monkeypatch.setattr(engine, "pwrite_direct", write)
+    monkeypatch.setattr(engine, "pwrite_all", write)
     yield storage
     storage.go_on.set()
 

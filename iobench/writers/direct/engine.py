@@ -21,13 +21,12 @@ from iobench.writers.image import Bytes, Extent
 from iobench.writers.local.direct_file import (
     DirectFile,
     aligned_view,
-    pread_direct,
-    pwrite_direct,
     read_on,
     round_up,
     view_to_fill,
     written_on,
 )
+from iobench.writers.local.posix import pread_all, pwrite_all
 from iobench.writers.transfer import Meter
 
 OnComplete = Callable[[bool], None]
@@ -210,7 +209,7 @@ class DirectEngine(ABC):
 
 
 class BlockingEngine(DirectEngine):
-    """pwrite and preadv in the calling thread."""
+    """pwritev and preadv in the calling thread."""
 
     def start(self, operation: DirectOperation) -> None:
         ok = False
@@ -224,10 +223,10 @@ class BlockingEngine(DirectEngine):
 
     def _move(self, operation: DirectOperation) -> int:
         """Move all of it; return the number of calls."""
-        fd, unit = operation.file.fd, operation.file.alignment.offset
+        (fd, alignment, _), views, offset = operation.file, [operation.data], operation.offset
         if operation.writes:
-            return pwrite_direct(fd, operation.data, operation.offset, unit)
-        return pread_direct(fd, operation.data, operation.offset, operation.wanted, unit)
+            return pwrite_all(fd, views, offset, unit=alignment.offset)
+        return pread_all(fd, views, offset, wanted=operation.wanted, unit=alignment.offset)
 
 
 _TRANSIENT = {errno.EAGAIN, errno.EINTR, errno.ECANCELED}
@@ -343,11 +342,9 @@ class RingEngine(DirectEngine):
             time.sleep(_PAUSE_S * (operation.tries - 1))
             return False
         operation.tries = 0
-        done, offset, unit = operation.done, operation.offset, operation.file.alignment.offset
-        if operation.writes:
-            operation.done = written_on(done, count, offset, unit)
-        else:
-            operation.done = read_on(done, count, operation.wanted, offset, unit)
+        moved_on = written_on if operation.writes else read_on
+        done, wanted, unit = operation.done, operation.wanted, operation.file.alignment.offset
+        operation.done = moved_on(done, count, wanted, operation.offset, unit)
         return operation.done >= operation.wanted
 
     def _fail(self, operation: DirectOperation, error: BaseException) -> NoReturn:

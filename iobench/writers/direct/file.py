@@ -30,8 +30,6 @@ from iobench.writers.image import Extent
 from iobench.writers.local.direct_file import (
     REFUSED,
     DirectFile,
-    pread_direct,
-    pwrite_direct,
     reopened,
 )
 from iobench.writers.local.posix import pread_all, pwrite_all
@@ -404,10 +402,10 @@ class PathFile:
         try:
             if not self._writing:
                 if os.fstat(file.fd).st_size > offset:
-                    pread_direct(file.fd, block, offset, 1, unit)
+                    pread_all(file.fd, [block], offset, wanted=1, unit=unit)
                 return ""
             self.leave(offset, offset + unit)
-            pwrite_direct(file.fd, block, offset, unit)
+            pwrite_all(file.fd, [block], offset, unit=unit)
         except OSError as error:
             if error.errno not in REFUSED or isinstance(error, IobenchError):
                 raise

@@ -95,7 +95,7 @@ def aligned_view(part: Extent, alignment: linux.DioAlignment) -> Bytes | None:
     return None if view.ctypes.data % alignment.memory else view
 
 
-def written_on(done: int, count: int, offset: int, alignment: int) -> int:
+def written_on(done: int, count: int, wanted: int, offset: int, alignment: int) -> int:  # noqa: ARG001 -- like `read_on`
     """Return the bytes done after a write that began at `done` and took `count` bytes.
 
     `offset` is where the whole operation began in the file. A direct write continues at a multiple
@@ -115,27 +115,3 @@ def read_on(done: int, count: int, wanted: int, offset: int, alignment: int) -> 
     if count == 0 or (done + count < wanted and count < alignment):
         raise DataMismatchError(f"the file ended at {offset + done + count} while being read")
     return done + (count if done + count >= wanted else count - count % alignment)
-
-
-def pwrite_direct(fd: int, data: Bytes, offset: int, alignment: int) -> int:
-    """Write all of `data`, a multiple of `alignment`, at `offset`; return the system calls made."""
-    done = calls = 0
-    while done < len(data):
-        count = os.pwrite(fd, data[done:].data, offset + done)
-        calls += 1
-        done = written_on(done, count, offset, alignment)
-    return calls
-
-
-def pread_direct(fd: int, block: Bytes, offset: int, wanted: int, alignment: int) -> int:
-    """Fill `block` from `offset` with `wanted` bytes; return the number of system calls.
-
-    `block` may be longer than `wanted`, up to the next multiple of `alignment`: the kernel reads
-    less at the end of the file. Raises DataMismatchError when the file ends before.
-    """
-    done = calls = 0
-    while done < wanted:
-        count = os.preadv(fd, [block[done:].data], offset + done)
-        calls += 1
-        done = read_on(done, count, wanted, offset, alignment)
-    return calls

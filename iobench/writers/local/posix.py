@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import itertools
 import os
 from abc import abstractmethod
@@ -12,11 +11,12 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from iobench.errors import DataMismatchError, transfer_errors
+from iobench.errors import transfer_errors
 from iobench.writers.base import Writer, check_ranges
 from iobench.writers.blocks.workers import map_in_workers
 from iobench.writers.device.staging import staged
 from iobench.writers.image import Bytes, FileImage, FileRanges, Ranges
+from iobench.writers.local.direct_file import read_on, written_on
 from iobench.writers.local.new_file import NewFile, open_source
 from iobench.writers.local.new_file import sync_directory as sync_names
 from iobench.writers.stream import BlockStream
@@ -200,47 +200,56 @@ def _abandon(files: Iterable[NewFile]) -> None:
             undo.push(file)
 
 
-def pwrite_all(fd: int, views: list[Bytes], offset: int, flags: int = 0) -> int:
-    """Write all of `views` at `offset`, continuing short writes; return the system calls made."""
-    return _all(os.pwritev, fd, views, offset, flags, writes=True)
+def pwrite_all(fd: int, views: list[Bytes], offset: int, flags: int = 0, *, unit: int = 1) -> int:
+    """Write all of `views` at `offset`, continuing short writes; return the system calls made.
+
+    A direct write is continued at a multiple of `unit`.
+    """
+    wanted = sum(map(len, views))
+    return _all(os.pwritev, written_on, fd, views, offset, flags, wanted, unit)
 
 
-def pread_all(fd: int, views: list[Bytes], offset: int, flags: int = 0) -> int:
+def pread_all(
+    fd: int,
+    views: list[Bytes],
+    offset: int,
+    flags: int = 0,
+    *,
+    wanted: int | None = None,
+    unit: int = 1,
+) -> int:
     """Fill all of `views` from `offset`, continuing short reads; return the system calls made.
 
-    Raises DataMismatchError when the file ends before.
+    A direct read is continued at a multiple of `unit`. If only `wanted` bytes are in the file, the
+    views may be longer, up to the next such multiple. Raises DataMismatchError when the file ends
+    before.
     """
-    return _all(os.preadv, fd, views, offset, flags, writes=False)
+    wanted = sum(map(len, views)) if wanted is None else wanted
+    return _all(os.preadv, read_on, fd, views, offset, flags, wanted, unit)
 
 
 def _all(
     call: Callable[[int, Any, int, int], int],
+    moved_on: Callable[[int, int, int, int, int], int],
     fd: int,
     views: list[Bytes],
     offset: int,
     flags: int,
-    *,
-    writes: bool,
+    wanted: int,
+    unit: int,
 ) -> int:
-    calls = 0
+    done = calls = 0
     views = list(reversed(views))  # a copy, in an order in which pop() removes the first view
-    while views:
-        batch = views[: -IOV_MAX - 1 : -1]
-        done = call(fd, batch, offset, flags)
+    while done < wanted:
+        count = call(fd, views[: -IOV_MAX - 1 : -1], offset + done, flags)
         calls += 1
-        if done == 0 and writes:
-            raise OSError(errno.EIO, f"a write at {offset} took 0 bytes")
-        if done == 0:
-            raise DataMismatchError(f"the file ended at {offset} while being read")
-        offset += done
-        while done:
-            first = views[-1]
-            if len(first) <= done:
-                done -= len(first)
-                views.pop()
-            else:
-                views[-1] = first[done:]
-                done = 0
+        before, done = done, moved_on(done, count, wanted, offset, unit)
+        left = done - before
+        while left and views:
+            first = views.pop()
+            if len(first) > left:
+                views.append(first[left:])
+            left -= min(left, len(first))
     return calls
 
 

@@ -149,17 +149,17 @@ def test_repeated_ctrl_c_writes_to_no_other_file(
     """Repeated Ctrl-C during abort: threads never write to a reused descriptor number."""
     begun, ended = threading.Semaphore(0), threading.Semaphore(0)
     go_on = threading.Event()
-    pwrite_direct = engine.pwrite_direct
+    pwrite_all = engine.pwrite_all
 
-    def late(*arguments) -> int:
+    def late(*arguments, unit: int) -> int:
         begun.release()
         assert go_on.wait(10)
         try:
-            return pwrite_direct(*arguments)
+            return pwrite_all(*arguments, unit=unit)
         finally:
             ended.release()
 
-    monkeypatch.setattr(engine, "pwrite_direct", late)
+    monkeypatch.setattr(engine, "pwrite_all", late)
     with Footprint.unchanged():
         stream = writer.open(tmp_path / "file")
         stream.write(content(3 * 4096))

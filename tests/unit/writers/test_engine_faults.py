@@ -246,19 +246,19 @@ def test_system_calls(
 ) -> None:
     """The same for a BlockingEngine whose nth pwrite or preadv fails."""
     _require_direct(tmp_path / "file")
-    how, name = _COMPLETIONS[fault], "pwrite" if writes else "preadv"
+    how, name = _COMPLETIONS[fault], "pwritev" if writes else "preadv"
     real = getattr(os, name)
     happened = False
     for nth, staged in _cases():
         run = _Run(tmp_path / "file", writes=writes, staged=staged, hybrid=hybrid)
         pool, calls = CountedPool(_RANGE), iter(range(1000))
 
-        def limited(fd: int, data: object, offset: int, nth: int = nth, calls=calls) -> int:
+        def limited(fd: int, views: list, offset: int, _: int, nth: int = nth, calls=calls) -> int:
             if next(calls) != nth:
-                return real(fd, data, offset)
+                return real(fd, views, offset)
             if how.result < 0:
                 raise OSError(-how.result, os.strerror(-how.result))
-            part = data[: how.result] if writes else [data[0][: how.result]]
+            part = [views[0][: how.result]]
             return real(fd, part, offset) if how.result % _PAGE == 0 else how.result
 
         monkeypatch.setattr(os, name, limited)

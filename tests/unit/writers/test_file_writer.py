@@ -152,7 +152,7 @@ def test_an_error_names_its_file(
 ) -> None:
     """Whichever file is written when it is raised, and nothing is published."""
     writer, failing = _writer(name, tmp_path), f"{nth}"
-    advance, pwrite = RingEngine._advance, direct_engine.pwrite_direct
+    advance, pwrite = RingEngine._advance, direct_engine.pwrite_all
 
     def failed(ring: RingEngine, operation: DirectOperation, count: int) -> bool:
         last = 5 * _BLOCK
@@ -160,14 +160,14 @@ def test_an_error_names_its_file(
             raise OSError(errno.EIO, "I/O error")
         return advance(ring, operation, count)
 
-    def refused(fd: int, data: np.ndarray, offset: int, unit: int) -> int:
+    def refused(fd: int, views: list[np.ndarray], offset: int, unit: int) -> int:
         if f".{failing}." in os.readlink(f"/proc/self/fd/{fd}") and offset == 5 * _BLOCK:
             raise OSError(errno.EIO, "I/O error")
-        return pwrite(fd, data, offset, unit)
+        return pwrite(fd, views, offset, unit=unit)
 
     with monkeypatch.context() as patch, Footprint.unchanged():
         patch.setattr(RingEngine, "_advance", failed)
-        patch.setattr(direct_engine, "pwrite_direct", refused)
+        patch.setattr(direct_engine, "pwrite_all", refused)
         with pytest.raises(TransferError) as caught:
             writer.write_many(_images(), tmp_path)
     assert (caught.value.errno, caught.value.filename) == (errno.EIO, str(tmp_path / failing))

@@ -283,10 +283,14 @@ def test_a_refused_direct_write_is_repeated(
     """A file system that accepts O_DIRECT in open but refuses the write loses no block: it is tried
     before the first."""
 
-    def refuse(*_: object) -> int:
+    pwrite = path_file.pwrite_all
+
+    def refuse(*given: Any, unit: int = 1) -> int:
+        if unit == 1:  # not a direct write
+            return pwrite(*given)
         raise OSError(errno.EINVAL, "Invalid argument")
 
-    monkeypatch.setattr(path_file, "pwrite_direct", refuse)
+    monkeypatch.setattr(path_file, "pwrite_all", refuse)
     data = content(6 * _BLOCK)
     moved = _writer(uring=False).write(FileImage.of("file", [data]), tmp_path)
     assert (tmp_path / "file").read_bytes() == data.tobytes()
@@ -393,18 +397,18 @@ def test_direct_reads_are_tried_in_each_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One directory of a device may refuse what another takes: an encrypted one, for example."""
-    writer, data, pread = _writer(uring=False), content(4 * _BLOCK), path_file.pread_direct
+    writer, data, pread = _writer(uring=False), content(4 * _BLOCK), path_file.pread_all
     image = FileImage.of("file", [np.empty_like(data)])
     for name in ("takes", "refuses"):
         writer.write(FileImage.of("file", [data]), tmp_path / name)
 
-    def some(fd: int, *given: Any) -> int:
-        if "/refuses/" in os.readlink(f"/proc/self/fd/{fd}"):
+    def some(fd: int, *given: Any, unit: int = 1, **how: int) -> int:
+        if unit > 1 and "/refuses/" in os.readlink(f"/proc/self/fd/{fd}"):
             raise OSError(errno.EINVAL, "Invalid argument")
-        return pread(fd, *given)
+        return pread(fd, *given, unit=unit, **how)
 
-    monkeypatch.setattr(path_file, "pread_direct", some)
-    monkeypatch.setattr(direct_engine, "pread_direct", some)
+    monkeypatch.setattr(path_file, "pread_all", some)
+    monkeypatch.setattr(direct_engine, "pread_all", some)
     monkeypatch.setattr(PathFile, "held", lambda *_: set())
     for name in ("takes", "refuses"):
         image.views(0, len(data))[0][:] = 0
