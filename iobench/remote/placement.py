@@ -20,11 +20,9 @@ from iobench.units import format_seconds
 LOCAL, REMOTE = "local", "remote"
 """Names of the tiers in a history."""
 
-_WINDOW = 8
+_KEPT, _WINDOW = 16, 3
 _NOISE, _LEAST_NOISE = math.log(1.1), math.log(1.02)
-"""Assumed spread of two transfers, until there are `_ENOUGH` of them to measure it."""
-_ENOUGH = 4
-_OUTLIER, _LEAST_CHANGE = 3.0, math.log(1.15)
+"""Assumed spread of two transfers, until there are three of them to measure it."""
 _ERROR = 2.0 * math.sqrt(math.pi / 2)
 """Two standard errors of a median, of one value."""
 
@@ -64,7 +62,7 @@ class TierHistory:
     """
 
     seen: dict[str, deque[Observation]] = field(
-        default_factory=lambda: {name: deque(maxlen=2 * _WINDOW) for name in (LOCAL, REMOTE)}
+        default_factory=lambda: {name: deque(maxlen=_KEPT) for name in (LOCAL, REMOTE)}
     )
     current: str = ""
     _numbers: Iterator[int] = field(default_factory=itertools.count)
@@ -90,20 +88,20 @@ def failures(observations: Sequence[Observation]) -> int:
 def estimate(observations: Sequence[Observation]) -> Estimate | None:
     """Return the estimate from the transfers of one tier, oldest first; None without one.
 
-    The logarithms of seconds per byte are compared. The noise is the median difference of two
-    transfers that follow each other, which a step change does not alter. What was before a change,
-    a failure, or more than 8 transfers does not count, nor does a single one that differs. The
-    interval is 2 standard errors of the median (1.25 noise / sqrt(count)) wide on each side.
+    The logarithms of seconds per byte are compared: their median over the last 3 transfers since a
+    failure, which a single one that differs does not move. The noise is the median difference of
+    two that follow each other. The interval is 2 standard errors of the median (1.25 noise /
+    sqrt(count)) wide on each side.
     """
     kept = itertools.takewhile(lambda one: one.ok, reversed(observations))
-    newest_first = [math.log(max(one.elapsed_s, 1e-9) / max(one.size_bytes, 1)) for one in kept]
-    if not newest_first:
+    last = itertools.islice(kept, _WINDOW)
+    recent = [math.log(max(one.elapsed_s, 1e-9) / max(one.size_bytes, 1)) for one in last]
+    if not recent:
         return None
     # The median of the absolute difference of two values is 0.954 standard deviations.
-    spread = [abs(one - other) / 0.954 for one, other in itertools.pairwise(newest_first)]
-    assumed = [_NOISE] * max(0, _ENOUGH - len(spread))
+    spread = [abs(one - other) / 0.954 for one, other in itertools.pairwise(recent)]
+    assumed = [_NOISE] * (_WINDOW - len(recent))
     noise = max(statistics.median([*spread, *assumed]), _LEAST_NOISE)
-    recent = _recent(newest_first, max(_OUTLIER * noise, _LEAST_CHANGE))
     middle = statistics.median(recent)
     error = _ERROR * noise / math.sqrt(len(recent))
     return Estimate(
@@ -112,20 +110,6 @@ def estimate(observations: Sequence[Observation]) -> Estimate | None:
         high=math.exp(middle + error),
         count=len(recent),
     )
-
-
-def _recent(newest_first: Sequence[float], tolerance: float) -> list[float]:
-    """Return the newest values, up to the first two that both differ from their median."""
-    recent = [newest_first[0]]
-    differed = False
-    for value in newest_first[1:]:
-        differs = abs(value - statistics.median(recent)) > tolerance
-        if len(recent) == _WINDOW or (differs and differed):
-            break
-        if not differs:
-            recent.append(value)
-        differed = differs
-    return recent
 
 
 PlacementGoal = Literal["durable", "bandwidth", "capacity"]
@@ -204,7 +188,7 @@ def choose(
         tier, reason = order[0], f"goal {goal}"
     else:
         tier, reason = _soonest(figures, history.current or LOCAL, size_bytes)
-    probe = tier == REMOTE and LOCAL not in closed and _is_due(seen, figures)
+    probe = tier == REMOTE and LOCAL not in closed and _is_due(seen)
     limit_s = None
     if goal == "durable" and len(figures) > 1:
         limit_s = max(sum(one.high for one in figures.values()) * size_bytes, _LEAST_LIMIT_S)
@@ -214,23 +198,16 @@ def choose(
 def _soonest(figures: Mapping[str, Estimate], current: str, size_bytes: int) -> tuple[str, str]:
     """Return the tier with the soonest durable copy, as far as it is proved, and why."""
     other = REMOTE if current == LOCAL else LOCAL
-    confirmed = all(one.count >= _CONFIRMED for one in figures.values())
-    if not confirmed or not _is_faster(figures, other, current):
-        return current, "no difference is proved"
-    times = [format_seconds(figures[name].seconds(size_bytes)) for name in (other, current)]
-    return other, f"{other} takes {times[0]}, {current} {times[1]}"
+    if len(figures) == 2 and all(one.count >= _CONFIRMED for one in figures.values()):
+        fast, slow = figures[other], figures[current]
+        if fast.high < slow.low and fast.s_per_byte * _MARGIN < slow.s_per_byte:
+            times = [format_seconds(one.seconds(size_bytes)) for one in (fast, slow)]
+            return other, f"{other} takes {times[0]}, {current} {times[1]}"
+    return current, "no difference is proved"
 
 
-def _is_faster(figures: Mapping[str, Estimate], tier: str, other: str) -> bool:
-    if len(figures) < 2:
-        return False
-    fast, slow = figures[tier], figures[other]
-    return fast.high < slow.low and fast.s_per_byte * _MARGIN < slow.s_per_byte
-
-
-def _is_due(seen: Mapping[str, Sequence[Observation]], figures: Mapping[str, Estimate]) -> bool:
+def _is_due(seen: Mapping[str, Sequence[Observation]]) -> bool:
     """Return whether the local tier should be measured after a save to the remote one."""
     own = seen[LOCAL]
     newer = sum(one.number > own[-1].number for one in seen[REMOTE]) if own else _PROBE_EVERY
-    unconfirmed = newer > 0 and _is_faster(figures, LOCAL, REMOTE)
-    return unconfirmed or newer >= _PROBE_EVERY or len(own) < _CONFIRMED
+    return newer >= _PROBE_EVERY or len(own) < _CONFIRMED

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from typing import Any
 
@@ -62,11 +61,11 @@ def test_begins_in_the_first_tier() -> None:
     assert (found.tier, found.probe, found.limit_s) == ("local", False, None)
 
 
-def test_one_slow_transfer_is_not_enough_and_two_are() -> None:
-    """A switch needs two transfers of each tier."""
+def test_one_slow_transfer_is_not_enough_and_three_are() -> None:
+    """A switch needs two transfers of each tier, and all of the last three after a change."""
     fast, slow = _seen(1.0, 1.0, 1.0), _seen(0.5, 0.5, 3.0)
     assert _tier(_history(slow, fast)) == "local"
-    assert _tier(_history(_seen(0.5, 0.5, 3.0, 3.1), fast)) == "remote"
+    assert _tier(_history(_seen(0.5, 3.0, 3.1, 3.0), fast)) == "remote"
     assert _tier(_history(_seen(3.0, 3.1), fast[:1])) == "local"
 
 
@@ -78,8 +77,8 @@ def test_a_failed_tier_is_left_at_once() -> None:
 
 
 def test_the_local_tier_is_probed() -> None:
-    """Until two transfers are known, after four saves to the remote tier, and when it looks faster
-    than that; not after a save to itself."""
+    """Until two transfers are known, and after four saves to the remote tier; not after a save to
+    itself."""
 
     def probe(local: list[Observation], remote: list[Observation], current: str = "remote") -> bool:
         history = _history(local, remote)
@@ -91,8 +90,6 @@ def test_the_local_tier_is_probed() -> None:
     assert not probe(slow, _seen(1.0, 1.0, 1.0, begin=2))
     assert probe(slow, _seen(1.0, 1.0, 1.0, 1.0, begin=2))
     assert not probe(slow, _seen(3.0, 3.0, 3.0, 3.0, begin=2), current="local")
-    assert not probe(_seen(3.0, 3.0, 3.0), _seen(1.0, 1.0, 1.0, begin=3))
-    assert probe(_seen(3.0, 3.0, 0.1), _seen(1.0, 1.0, 1.0, begin=3))
 
 
 @pytest.mark.parametrize("goal", ["durable", "bandwidth", "capacity"])
@@ -122,15 +119,14 @@ def test_other_goals_do_not_race(goal: Any, expected: str) -> None:
     assert _tier(_history(**seen), goal) != expected
 
 
-def test_the_estimate_forgets_what_was_before_a_change() -> None:
+def test_the_estimate_follows_a_change() -> None:
     """Two transfers after a step are enough; a single one that differs is ignored."""
     found = estimate(_seen(1.0, 1.02, 0.99, 1.01, 3.0, 3.05))
     assert found is not None
-    assert found.count == 2
-    assert found.seconds(GIB) == pytest.approx(math.sqrt(3.0 * 3.05))
-    found = estimate(_seen(1.02, 0.99, 1.0, 1.02, 3.0, 1.01, 0.99))
+    assert (found.count, found.seconds(GIB)) == (3, pytest.approx(3.0))
+    found = estimate(_seen(1.02, 0.99, 1.0, 1.02, 3.0, 1.01))
     assert found is not None
-    assert found.count == 6
+    assert found.seconds(GIB) == pytest.approx(1.02)
     assert found.low < 1.0 / GIB < found.high
     assert estimate(_seen(1.0, -1.0)) is None
 
