@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from iobench.bench.judging.verdict import Reason
 from iobench.goodput import goodput
 from iobench.goodput.goodput import MONTH_S, Costs, TrainingJob
 from iobench.goodput.measured import SavingMethod
@@ -51,7 +50,7 @@ class Forecast:
     ettr_interval: Interval | None
     lost_work_s: float
     saved: Saved | None
-    warnings: tuple[Reason, ...]
+    warnings: tuple[str, ...]
 
 
 def forecast(
@@ -129,9 +128,9 @@ def _range(values: Sequence[float]) -> Interval | None:
     return Interval(float(low), float(high))
 
 
-def _warnings(costs: Costs, job: TrainingJob, best: Proposal) -> Iterator[Reason]:
+def _warnings(costs: Costs, job: TrainingJob, best: Proposal) -> Iterator[str]:
     """Yield what limits the best interval, and what leaves no time to train."""
     if job.restart_s + costs.restore_s >= job.mtbf_s:
-        yield Reason(text="recovery takes longer than the MTBF: most restarts fail themselves")
+        yield "recovery takes longer than the MTBF: most restarts fail themselves"
     if best.raised:
-        yield Reason(text="the persist time sets the interval: below it saves wait for each other")
+        yield "the persist time sets the interval: below it saves wait for each other"

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from iobench.bench.judging.verdict import Reason
 from iobench.goodput.forecast import Forecast
 from iobench.goodput.goodput import TrainingJob
 from iobench.report.document import Document, Line, Section
@@ -150,7 +149,7 @@ def _data(one: Forecast) -> dict[str, Any]:
             "gpu_hours": one.saved.wall_s / 3600 * job.gpus,
         },
         "given": one.given and asdict(one.given),
-        "warnings": [str(reason) for reason in one.warnings],
+        "warnings": list(one.warnings),
     }
 
 
@@ -226,17 +225,13 @@ def _fewest_samples(forecasts: Sequence[Forecast]) -> int:
 
 def _warnings(forecasts: Sequence[Forecast]) -> Iterator[str]:
     """Yield each warning once, with the writers that it is for unless it is for all."""
-    found: dict[str, list[tuple[Forecast, Reason]]] = {}
+    found: dict[str, list[Forecast]] = {}
     for one in forecasts:
-        for reason in one.warnings:
-            found.setdefault(reason.text, []).append((one, reason))
+        for text in one.warnings:
+            found.setdefault(text, []).append(one)
     many = len({one.job for one in forecasts}) > 1
     for text, cases in found.items():
+        who = ", ".join(f"{one.candidate.name} {one.candidate.mode}" for one in cases)
         if many:
-            yield f"warning: {text} [from {min(one.job.nodes for one, _ in cases):,} nodes]"
-            continue
-        figures = dict.fromkeys(figure for _, reason in cases for figure in reason.measured)
-        who = dict.fromkeys(f"{one.candidate.name} {one.candidate.mode}" for one, _ in cases)
-        merged = Reason(text=text, measured=tuple(figures))
-        whose = "" if len(who) == len(forecasts) else f" [{', '.join(who)}]"
-        yield f"warning: {merged}{whose}"
+            who = f"from {min(one.job.nodes for one in cases):,} nodes"
+        yield f"warning: {text}" + (f" [{who}]" if many or len(cases) < len(forecasts) else "")

@@ -61,9 +61,7 @@ def read(path: str | os.PathLike[str]) -> ResultFile:
                 raise line_error(path, number, "the run header is missing; restore the first line")
             run = record
         elif isinstance(record, Run):
-            raise line_error(
-                path, number, "a second run begins; keep each run in a file of its own"
-            )
+            raise line_error(path, number, "a second run begins; keep each run in its own file")
         elif record.run_id != run.run_id:
             raise line_error(path, number, f"belongs to run {record.run_id}, not to {run.run_id}")
         elif end is not None:
@@ -139,10 +137,9 @@ class ResultWriter:
 
         Raises TransferError if the line cannot be written completely; no part of it stays then.
         """
-        if isinstance(record, Run) != (self._run is None) or self._ended:
-            raise ValueError(f"a {record.kind} record is out of order: run, samples..., end")
-        if self._run and record.run_id != self._run.run_id:
-            raise ValueError(f"run_id {record.run_id} is not this file's {self._run.run_id}")
+        assert isinstance(record, Run) == (self._run is None), "the run is the first record"
+        assert not self._ended, "the end is the last record"
+        assert self._run is None or record.run_id == self._run.run_id
         self._file.append(to_record(record))
         if isinstance(record, Run):
             self._run = record

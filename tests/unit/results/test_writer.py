@@ -3,6 +3,7 @@
 import errno
 import os
 import re
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from unittest import mock
@@ -11,7 +12,6 @@ import pytest
 
 from iobench.errors import ResultFileError, TransferError
 from iobench.results import (
-    End,
     ResultFile,
     ResultWriter,
     check_new,
@@ -21,16 +21,6 @@ from iobench.results import (
     read,
     utc_now,
 )
-
-
-def fail_during_a_run(path: Path, example: ResultFile, error: BaseException) -> None:
-    def run() -> None:
-        with ResultWriter(path) as results:
-            results.write(example.run)
-            raise error
-
-    with pytest.raises(type(error)):
-        run()
 
 
 def test_what_is_written_is_read(tmp_path: Path, example: ResultFile) -> None:
@@ -66,35 +56,38 @@ def test_where_a_file_can_be_made_is_known_before(
         check_new(tmp_path / "new" / "run.jsonl")
 
 
-def test_a_run_that_ends_well_is_complete(tmp_path: Path, example: ResultFile) -> None:
+@pytest.mark.parametrize(
+    ("error", "status", "text", "why"),
+    [
+        (None, "complete", None, ""),
+        (KeyboardInterrupt(), "interrupted", None, "was interrupted"),
+        (RuntimeError("disk\nfull"), "failed", "RuntimeError: disk full", ""),
+    ],
+    ids=["complete", "Ctrl-C", "failed"],
+)
+def test_how_a_run_ended_is_recorded(
+    error: BaseException | None,
+    status: str,
+    text: str | None,
+    why: str,
+    tmp_path: Path,
+    example: ResultFile,
+) -> None:
+    """An error on one line. A second close has no effect."""
     path = tmp_path / "run.jsonl"
-    with ResultWriter(path) as results:
+    with pytest.raises(type(error)) if error else nullcontext(), ResultWriter(path) as results:
         results.write(example.run)
         results.write(example.samples[0])
         results.write(example.ceiling[0])
-    end = read(path).end
-    assert end is not None
-    assert (end.status, end.samples, end.error) == ("complete", 1, None)
-
-
-def test_ctrl_c_is_recorded(tmp_path: Path, example: ResultFile) -> None:
-    path = tmp_path / "run.jsonl"
-    fail_during_a_run(path, example, KeyboardInterrupt())
+        if error:
+            raise error
+    results.close()
     result = read(path)
     assert result.end is not None
-    assert result.end.status == "interrupted"
-    assert result.incomplete == f"{path}: the run was interrupted; 0 samples were recorded"
-
-
-def test_a_failure_is_recorded_with_its_error_on_one_line(
-    tmp_path: Path, example: ResultFile
-) -> None:
-    path = tmp_path / "run.jsonl"
-    fail_during_a_run(path, example, RuntimeError("disk\nfull"))
-    result = read(path)
-    assert result.end is not None
-    assert (result.end.status, result.end.error) == ("failed", "RuntimeError: disk full")
-    assert "the run failed (RuntimeError: disk full); 0 samples" in str(result.incomplete)
+    assert (result.end.status, result.end.samples, result.end.error) == (status, 1, text)
+    why = why or f"failed ({text})"
+    said = f"{path}: the run {why}; 1 samples were recorded"
+    assert result.incomplete == (said if error else None)
 
 
 def test_a_run_that_recorded_nothing_leaves_no_file(tmp_path: Path) -> None:
@@ -102,20 +95,6 @@ def test_a_run_that_recorded_nothing_leaves_no_file(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError), ResultWriter(path):
         raise RuntimeError
     assert not path.exists()
-
-
-def test_records_out_of_order_are_a_mistake_of_ours(tmp_path: Path, example: ResultFile) -> None:
-    with ResultWriter(tmp_path / "run.jsonl") as results:
-        with pytest.raises(ValueError, match="a sample record is out of order"):
-            results.write(example.samples[0])
-        results.write(example.run)
-        with pytest.raises(ValueError, match="a run record is out of order"):
-            results.write(example.run)
-        other = End(run_id="other", finished_at=utc_now(), status="complete", samples=0)
-        with pytest.raises(ValueError, match="run_id other is not this file's"):
-            results.write(other)
-        results.close()
-        results.close()
 
 
 def test_a_full_disk_leaves_whole_lines_only(tmp_path: Path, example: ResultFile) -> None:
