@@ -18,6 +18,7 @@ from iobench.cli.given import (
     WorkloadArgument,
     WorkloadOption,
     check_output,
+    check_place,
     check_target,
     given,
     preparing,
@@ -25,7 +26,7 @@ from iobench.cli.given import (
     quiet_stdout,
     the_workload,
 )
-from iobench.cli.pages import Shown, check_place, write_file
+from iobench.cli.pages import Shown, write_file
 from iobench.errors import UsageError
 from iobench.units import format_seconds, format_size, parse_seconds, parse_size
 

@@ -196,6 +196,19 @@ def the_directory(target: str) -> Path:
     return Path(target)
 
 
+def check_place(path: Path, option: str = "-o") -> None:
+    """Raise UsageError for a directory, and for a file in one that is missing or not writable."""
+    if not path.parent.is_dir():
+        raise UsageError(f"{option} {path}: there is no directory {path.parent}; make it first")
+    if path.is_dir():
+        raise UsageError(f"{option} {path}: is a directory; name a file")
+    if not os.access(path.parent, os.W_OK | os.X_OK, effective_ids=True):
+        where = path.parent.absolute()
+        raise UsageError(
+            f"{option} {path}: {where} is not writable; give {option} FILE in another directory"
+        )
+
+
 def check_output(output: Path | None, option: str = "-o", *, remedy: str = "") -> None:
     """Raise ResultFileError if the result file cannot be created.
 
@@ -212,10 +225,7 @@ def check_output(output: Path | None, option: str = "-o", *, remedy: str = "") -
             raise ResultFileError(f"{error}; {remedy or f'give {option} FILE'}") from None
         return
     check_new(output)
-    if not output.parent.is_dir():
-        raise ResultFileError(
-            f"{option} {output}: there is no directory {output.parent}; make it first"
-        )
+    check_place(output, option)
 
 
 def read_record(path: Path) -> ResultFile:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -11,6 +10,7 @@ from importlib import util
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from iobench.cli.given import check_place
 from iobench.errors import IobenchError, UnavailableError, UsageError
 from iobench.report.render import render
 
@@ -49,17 +49,6 @@ def check_page(path: Path, form: str) -> None:
             ours = _MARK in file.read(_HEAD_BYTES)
         if not ours:
             raise UsageError(f"-o {path}: exists and is not a report; choose another name")
-
-
-def check_place(path: Path) -> None:
-    """Raise UsageError for a directory, and for a file in one that is missing or not writable."""
-    if not path.parent.is_dir():
-        raise UsageError(f"-o {path}: there is no directory {path.parent}; make it first")
-    if path.is_dir():
-        raise UsageError(f"-o {path}: is a directory; name a file")
-    if not os.access(path.parent, os.W_OK | os.X_OK, effective_ids=True):
-        where = path.parent.absolute()
-        raise UsageError(f"-o {path}: {where} is not writable; give -o FILE in another directory")
 
 
 def write_file(path: Path, data: bytes) -> None:
