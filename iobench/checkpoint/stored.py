@@ -33,10 +33,10 @@ from iobench.checkpoint.ranked.structure import (
     stock_paths,
     tensor_entries,
 )
-from iobench.checkpoint.rebuild import PerRank, readable, unflatten
+from iobench.checkpoint.rebuild import readable, unflatten
 from iobench.checkpoint.serialized import FORMAT, SKELETON, TENSORS
 from iobench.checkpoint.state_tree import parsed
-from iobench.errors import DataMismatchError, StateMismatchError
+from iobench.errors import DataMismatchError, StateError, StateMismatchError
 from iobench.formats import safetensors
 from iobench.formats.collector import collector_paused
 from iobench.formats.safetensors import Kind, runs_of
@@ -69,13 +69,11 @@ class StoredTensor(NamedTuple):
 class StoredState:
     """The skeleton of the state, its tensors by name, and the files by path.
 
-    `world_size` ranks saved it. With `has_views` some tensors of the state are not whole tensors
-    of the files: a transposed tied one, or a slice in those of older versions.
+    `world_size` ranks saved it.
     """
 
     skeleton: Any = field(repr=False)
     world_size: int
-    has_views: bool = False
     tensors: dict[str, StoredTensor] = field(repr=False)
     files: dict[str, FileRecord] = field(repr=False)
 
@@ -119,11 +117,9 @@ def _of_one_process(copy: CopyReader, manifest: Manifest) -> StoredState:
             for at, _, name, kind in run.entries
         }
     with readable(os.path.join(location, SKELETON)):
-        views: list[Any] = []
         return StoredState(
-            skeleton=one_by_one(parsed(text), views),
+            skeleton=one_by_one(parsed(text)),
             world_size=1,
-            has_views=bool(views),
             tensors=tensors,
             files={one.path: one for one in manifest.files},
         )
@@ -138,18 +134,16 @@ def _whole(piece: StoredPiece, at: int, kind: Kind) -> StoredTensor:
     )
 
 
-def one_by_one(skeleton: Any, views: list[Any]) -> Any:
-    """Return a skeleton in which each tensor is described by itself; add its views to `views`."""
+def one_by_one(skeleton: Any) -> Any:
+    """Return a skeleton in which each tensor is described by itself."""
     if isinstance(skeleton, list):
-        return [one_by_one(item, views) for item in skeleton]
+        return [one_by_one(item) for item in skeleton]
     if not isinstance(skeleton, dict):
         return skeleton
     if "$tensors" in skeleton:
         prefix, *keys = skeleton["$tensors"]
         return {key: {"$tensor": prefix + key} for key in keys}
-    if "$tensor" in skeleton and "stride" in skeleton:
-        views.append(skeleton)
-    return {key: one_by_one(item, views) for key, item in skeleton.items()}
+    return {key: one_by_one(item) for key, item in skeleton.items()}
 
 
 _Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
@@ -241,7 +235,8 @@ def compared_with(
     Return the DTensors of `like` by the name of the saved tensor that they show. Raises
     StateMismatchError unless all tensors of `like` are in the checkpoint and the other way round,
     for the top-level entries of `like`, with equal dtypes and shapes. Those that another rank has
-    may lack here. What is in a PerRank is not compared.
+    may lack here. What is in a PerRank is not compared. Raises StateError for a DTensor whose bytes
+    describe another tensor too: its transpose, or a slice in files of older versions.
     """
     if like is None:
         return {}
@@ -253,41 +248,14 @@ def compared_with(
     wanted = {path: _shown(value.dtype, value.shape) for path, value in expected.items()}
     _compare(like, wanted, found, where)
     named = ((saved[path].get("$tensor", ""), one) for path, one in expected.items())
-    return {name: one for name, one in named if is_sharded(one)}
-
-
-def resharded(state: Any, like: Any, made: dict[Any, Any] | None = None) -> Any:
-    """Return `state` with the full tensors replaced by DTensors where `like` has some.
-
-    Tied tensors stay tied: `made` has the DTensors so far.
-    """
-    made = {} if made is None else made
-    if isinstance(state, torch.Tensor):
-        if not is_sharded(like):
-            return state
-        key = id(state), like._spec
-        if key not in made:
-            made[key] = _part_of(state, like)
-        return made[key]
-    if isinstance(like, PerRank):
-        return resharded(state, like.value, made)
-    if isinstance(like, Mapping) and isinstance(state, dict):
-        for key in state.keys() & like.keys():
-            state[key] = resharded(state[key], like[key], made)
-    elif (
-        isinstance(like, list | tuple) and type(state) in (list, tuple) and len(like) == len(state)
-    ):
-        pairs = zip(state, like, strict=True)
-        return type(state)(resharded(one, other, made) for one, other in pairs)
-    return state
-
-
-def _part_of(full: torch.Tensor, sharded: Any) -> Any:
-    local, part = empty_local(sharded), full
-    for dim, (size, begin) in enumerate(zip(*local_box(sharded), strict=True)):
-        part = part.narrow(dim, begin, size)
-    local.copy_(part)
-    return sharded_like(sharded, local)
+    sharded = {name: one for name, one in named if is_sharded(one)}
+    views = {entry["$tensor"] for entry in saved.values() if "stride" in entry}
+    if shared := views & sharded.keys():
+        raise StateError(
+            f"{where}: the bytes of {min(shared)} describe another tensor too, so it cannot be "
+            "loaded as a DTensor; load it in full, and distribute it then"
+        )
+    return sharded
 
 
 def paths_elsewhere(ranks: Control, like: Any) -> frozenset[StatePath]:
@@ -402,29 +370,23 @@ class StateReader:
 
         `copy` reads the files, which `manifest` describes; messages name `where`. `reader` fetches
         the pieces that this rank needs. A checkpoint of one process is read as one file by a rank
-        that is alone, and where it `has_views`. Raises what `restore` raises.
+        that is alone. Raises what `restore` raises.
         """
         if manifest.format not in (FORMAT, "dcp"):
             raise DataMismatchError(f"{where} has the unknown format {manifest.format!r}")
         if manifest.format != FORMAT or self.ranks > 1 or _shards(self.like):
-            stored = stored_state(copy, manifest)
-            if not stored.has_views:
-                return self._by_pieces(copy, where, stored, reader)
+            return self._by_pieces(copy, where, stored_state(copy, manifest), reader)
         return self._whole_file(copy, where, manifest)
 
     def _whole_file(self, copy: CopyReader, where: str, manifest: Manifest) -> tuple[Any, Transfer]:
-        like = self.like
         text = read_file(copy, manifest.file(SKELETON))
         tensors, image = safetensors.prepare(TENSORS, copy.location, copy)
-        with collector_paused():
-            with readable(os.path.join(copy.location, SKELETON)):
-                skeleton = parsed(text)
-                state = unflatten(skeleton, tensors, rank=self.rank, ranks=self.ranks)
-            state = without(state, like, self.elsewhere, where)
-        if like is not None:
-            compared_with(like, one_by_one(skeleton, []), tensors, where, self.elsewhere)
-        transfer = read_compared(copy, image, manifest.file(TENSORS))
-        return state if like is None else resharded(state, like), transfer
+        with collector_paused(), readable(os.path.join(copy.location, SKELETON)):
+            skeleton = parsed(text)
+            state = unflatten(skeleton, tensors)
+        if self.like is not None:
+            compared_with(self.like, one_by_one(skeleton), tensors, where)
+        return state, read_compared(copy, image, manifest.file(TENSORS))
 
     def _by_pieces(
         self, copy: CopyReader, where: str, stored: StoredState, reader: PieceReader

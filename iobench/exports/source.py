@@ -202,7 +202,7 @@ def _of_one_process(inventory: VerifyInventory) -> _Found:
     text = read_file(copy, manifest.file(SKELETON))
     leaves = {tensor.name: tensor for tensor in inventory.tensors}
     with readable(location.path(SKELETON)):
-        skeleton = one_by_one(parsed(text), [])
+        skeleton = one_by_one(parsed(text))
         tensors = {
             name_of(path): _Entry(path, _viewed(entry, leaves))
             for path, entry in tensor_entries(skeleton, [0])

@@ -69,7 +69,7 @@ def test_names_of_tensors() -> None:
     assert stock_paths(skeleton, [0]) == [(("a", 0), "a.0")]
     assert [one.path for one in stock_values(skeleton, 0)] == [("a", 1)]
     listed = {"model": {"$ordered": {"$tensors": ["model.", "a", "b"]}, "attributes": {}}}
-    found = stock_paths(one_by_one(listed, []), [0])
+    found = stock_paths(one_by_one(listed), [0])
     assert found == [(("model", "a"), "model.a"), (("model", "b"), "model.b")]
 
 
