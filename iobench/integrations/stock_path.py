@@ -232,21 +232,18 @@ def _replaced(path: str, *, stock_renames: bool) -> int:
         raise Unsupported("the old file has several hard links")
     if not os.access(path, os.W_OK, effective_ids=True):
         raise Unsupported("the old file is not writable")  # stock says so; a rename would succeed
-    if not _has_our_owner(found, os.stat(os.path.dirname(path) or ".")):
+    directory = os.stat(os.path.dirname(path) or ".")
+    group = directory.st_gid if directory.st_mode & stat.S_ISGID else os.getegid()
+    if (found.st_uid, found.st_gid) != (os.geteuid(), group):
         raise Unsupported("the old file has another owner than a new one")
     if found.st_mode & _SPECIAL:  # writers copy the other permissions
         raise Unsupported("the old file has a set-ID or sticky bit")
     if any(name.startswith(_KEPT) for name in _attributes(path)):
         raise Unsupported("the old file has extended attributes")
-    if _is_mounted(os.path.realpath(path)):
+    real = os.path.realpath(path)
+    if any(mount.mount_point == real for mount in read_mounts()):  # a rename fails with EBUSY
         raise Unsupported("the old file is a mount point")
     return found.st_size
-
-
-def _has_our_owner(found: os.stat_result, directory: os.stat_result) -> bool:
-    """Whether the file has the owner and group that a new file in `directory` would have."""
-    group = directory.st_gid if directory.st_mode & stat.S_ISGID else os.getegid()
-    return (found.st_uid, found.st_gid) == (os.geteuid(), group)
 
 
 def _attributes(path: str) -> list[str]:
@@ -254,11 +251,3 @@ def _attributes(path: str) -> list[str]:
         return os.listxattr(path)
     except OSError:
         return []
-
-
-def _is_mounted(path: str) -> bool:
-    """Whether the file is a mount point, which a rename cannot replace (EBUSY)."""
-    try:
-        return any(mount.mount_point == path for mount in read_mounts())
-    except OSError:
-        return False

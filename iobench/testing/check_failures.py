@@ -31,7 +31,7 @@ def failed_write_publishes_nothing(harness: WriterHarness) -> None:
 
 @check(needs_storage=False)
 def used_again_after_an_error(harness: WriterHarness) -> None:
-    """After a failure, the writer still writes, reads and streams."""
+    """After a failure of a write or read, the writer still writes, reads and streams."""
     data = content(harness.block_size + 4097)
     for block in range(4):
         expect_raises(TransferError, harness.write, _broken(harness, block))
@@ -39,16 +39,11 @@ def used_again_after_an_error(harness: WriterHarness) -> None:
         with harness.open("stream") as stream:
             stream.write(data)
         harness.expect_stored("stream", data)
-
-
-@check()
-def failed_read_leaves_the_file(harness: WriterHarness) -> None:
-    """A read that fails in the middle raises, and the file can still be read."""
-    whole = content(5 * harness.block_size + 3)
-    harness.write(harness.image("file", whole))
-    expect_raises(TransferError, harness.read, _broken(harness, 3))
-    harness.expect_stored("file", whole)
-    harness.expect_round_trip(harness.image("file", whole), whole)
+        if harness.stores:
+            whole = content(5 * harness.block_size + 3)
+            harness.write(harness.image("file", whole))
+            expect_raises(TransferError, harness.read, _broken(harness, block))
+            harness.expect_stored("file", whole)
 
 
 @check()

@@ -38,9 +38,8 @@ def partial_reads(harness: WriterHarness) -> None:
 
 @check(needs_storage=False)
 def reads_of_ranges(harness: WriterHarness) -> None:
-    """Exactly those bytes are filled, whether ranges share a block or leave one out.
-
-    By `read_ranges`, and by `read_many` of several files.
+    """Exactly those bytes are filled, whether ranges share a block or leave one out, by
+    `read_ranges` and by `read_many` of several files. Ranges outside the image are refused.
     """
     block = harness.block_size
     size = 6 * block + 1000
@@ -70,6 +69,8 @@ def reads_of_ranges(harness: WriterHarness) -> None:
     image = images[0]
     for refused in ([(5, 6), (4, 5)], [(0, 10), (9, 12)], [(0, size + 1)]):
         expect_raises(ValueError, harness.writer.read_ranges, image, target, refused)
+    for start, stop in ((-1, 10), (5, 4), (0, size + 1), (size + 1, size + 1)):
+        expect_raises(ValueError, harness.read, image, start=start, stop=stop)
 
 
 class _Watched(FileImage):
@@ -101,16 +102,6 @@ def reported_bytes(harness: WriterHarness) -> None:
             expect(right, f"[{begin}, {until}) was reported before it was there")
             expect(end <= begin <= until <= stop, f"[{begin}, {until}) is outside or again")
             end = until
-
-
-@check(needs_storage=False)
-def ranges_outside_refused(harness: WriterHarness) -> None:
-    """A range outside the image is refused before anything is read."""
-    harness.write(harness.image("file", content(100)))
-    for start, stop in ((-1, 10), (5, 4), (0, 101), (101, 101)):
-        expect_raises(
-            ValueError, harness.read, harness.image("file", content(100)), start=start, stop=stop
-        )
 
 
 @check()

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Protocol
 
 from iobench.writers.s3 import S3Writer
 from iobench.writers.s3_store.client import S3Client
 from iobench.writers.s3_store.objects import S3Objects
 from iobench.writers.s3_store.target import S3Target
-
-_T = TypeVar("_T")
 
 _FUSE_RELEASES_WITHIN_S = 10.0
 
@@ -102,43 +101,37 @@ class Bucket:
 
     def stored(self, name: str) -> bytes | None:
         """Return the bytes of the object `name`, or None if it does not exist."""
-
-        def get(s3: Any, bucket: str, prefix: str) -> bytes | None:
+        with self._opened() as (client, prefix):
+            key = f"{prefix.key}/{name}"
             try:
-                body: bytes = s3.get_object(Bucket=bucket, Key=prefix + name)["Body"].read()
-            except s3.exceptions.NoSuchKey:
+                found = client.boto3.get_object(Bucket=prefix.bucket, Key=key)
+                body: bytes = found["Body"].read()
+            except client.boto3.exceptions.NoSuchKey:
                 return None
             return body
 
-        return self._with_client(get)
-
     def put(self, name: str, data: bytes) -> None:
         """Store exactly `data` as the object `name`."""
-        self._with_client(
-            lambda s3, bucket, prefix: s3.put_object(Bucket=bucket, Key=prefix + name, Body=data)
-        )
+        with self._opened() as (client, prefix):
+            key = f"{prefix.key}/{name}"
+            client.boto3.put_object(Bucket=prefix.bucket, Key=key, Body=data)
 
     def names(self) -> set[str]:
         """Return every object, and every unfinished upload as `name (upload)`."""
-        prefix = S3Target.parse(self.target)
-        objects = S3Objects(self._client, prefix)
-        try:
+        with self._opened() as (client, prefix):
+            objects = S3Objects(client, prefix)
             found = {*objects.keys(), *(f"{u.target.key} (upload)" for u in objects.uploads())}
-        finally:
-            self._client.close()
         return {name.removeprefix(f"{prefix.key}/") for name in found}
 
-    def _with_client(self, use: Callable[[Any, str, str], _T]) -> _T:
-        bucket, _, prefix = self.target.removeprefix("s3://").partition("/")
+    @contextmanager
+    def _opened(self) -> Iterator[tuple[S3Client, S3Target]]:
+        """Close the connections after the block; the client opens new ones."""
         try:
-            return use(self._client.boto3, bucket, f"{prefix}/")
+            yield self._client, S3Target.parse(self.target)
         finally:
             self._client.close()
 
     @functools.cached_property
     def _client(self) -> S3Client:
-        """The one client of this bucket, as boto3 takes 50 ms to create one.
-
-        It opens new connections after `close`.
-        """
+        """The one client of this bucket, as boto3 takes 50 ms to create one."""
         return S3Writer(checksum="none").client
