@@ -147,14 +147,10 @@ def test_no_targets(text: object) -> None:
         S3Target.parse(text)
 
 
-def test_what_no_bucket_is_called() -> None:
-    """The error shows the name, and the form of valid names."""
+def test_wrong_buckets() -> None:
+    """The error shows the name, but not a login that some users write in its place."""
     with pytest.raises(UsageError, match=r"^s3://ab_/x: no bucket is called 'ab_'; a name has 3"):
         S3Target.parse("s3://ab_/x")
-
-
-def test_a_login_in_a_target_is_not_shown() -> None:
-    """Some users write a login in place of the bucket."""
     with pytest.raises(UsageError) as caught:
         S3Target.parse("s3://AKID:s3cr3t@bucket/key")
     assert "s3cr3t" not in str(caught.value)
@@ -176,25 +172,18 @@ def test_part_sizes_out_of_range(size: str) -> None:
     assert S3Options(part_size=0).part_size == 0
 
 
-@pytest.mark.parametrize("url", ["host:9000", "ftp://host", "http://", "http://[broken", "x"])
-def test_endpoints_that_are_none(url: str) -> None:
-    """An endpoint is a URL with scheme and host, or empty."""
-    with pytest.raises(OptionError, match="endpoint_url"):
-        S3Options(endpoint_url=url)
-
-
 @pytest.mark.parametrize(
     "url",
     [
-        *("https://k:s3cr3t@host", "http://s3cr3t@host", "http://h?a=s3cr3t"),
+        *("host:9000", "ftp://s3cr3t", "http://", "http://[broken", "x", "https://k:s3cr3t@host"),
         *(f"http://k:{one}s3cr3t@host" for one in "/@:#[\\"),
         *("http://k:9/s3cr3t@host", "http://s3cr3t/@host", "k:s3cr3t@host", "http://k:s3cr3t@"),
     ],
 )
-def test_endpoints_with_a_login(url: str) -> None:
-    """Options are written to files and records: a login is refused, and the error does not show
-    it."""
-    with pytest.raises(OptionError) as caught:
+def test_endpoints_that_are_none(url: str) -> None:
+    """An endpoint is a URL with scheme and host, or empty. Options are written to files and
+    records: a login is refused, and the error does not show it."""
+    with pytest.raises(OptionError, match="endpoint_url") as caught:
         S3Options(endpoint_url=url)
     assert "s3cr3t" not in str(caught.value)
 
