@@ -11,7 +11,6 @@ from iobench import Checkpointer, KeepLast, load_checkpoint
 from iobench.errors import IobenchError, TransferError, UnavailableError
 from iobench.testing import content
 from iobench.units import MIB
-from iobench.writers.image import FileImage
 from iobench.writers.s3_store import client
 from iobench.writers.s3_store.parts import Checksum
 
@@ -77,18 +76,6 @@ def test_a_completion_that_only_a_proxy_answers(
 
 
 @_HOW
-def test_a_completion_with_an_etag_that_no_store_gave(server, writer, how, s3_save) -> None:
-    """The store's checksum disproves it: the old object stays, and the upload is aborted."""
-    _set_checksums(server, "by HEAD")
-    server.objects["run/model"] = _OLD
-    server.fail("complete", _says(xml("CompleteMultipartUploadResult", ETag=etag(b"invented"))))
-    with pytest.raises(TransferError, match="the server stored something else"):
-        s3_save(writer, how, _DATA)
-    assert server.objects == {"run/model": _OLD}
-    assert not server.uploads
-
-
-@_HOW
 @_PAGE
 @pytest.mark.parametrize("times", [1, 99])
 def test_a_completion_whose_answer_is_lost(server, writer, how, page, times, s3_save) -> None:
@@ -144,19 +131,33 @@ def test_an_upload_that_another_ended(server, writer, s3_save) -> None:
     assert server.objects == {"run/model": _OLD}
 
 
+def _invented(handler, _) -> None:
+    handler.answer(200, xml("CompleteMultipartUploadResult", ETag=etag(b"invented")))
+
+
+def _not_stored(handler, _) -> None:
+    handler.script.uploads.clear()
+    handler.answer(200, xml("CompleteMultipartUploadResult", ETag='"of-the-new-one-4"'))
+
+
+def _damaged(handler, _) -> None:
+    handler.script.uploads.pop(handler.query["uploadId"])
+    handler.store(b"something else", '"x-4"')
+    text = xml("CompleteMultipartUploadResult", ETag='"x-4"', ChecksumCRC64NVME=_WRONG)
+    handler.answer(200, text)
+
+
 @_HOW
-def test_another_object_than_was_completed(server, writer, how, s3_save) -> None:
-    """HEAD finds another ETag, size or checksum than the answer's: the object stays."""
+@pytest.mark.parametrize("fault", [_invented, _not_stored, _damaged])
+def test_another_object_than_was_completed(server, writer, how, fault, s3_save) -> None:
+    """The store's checksum disproves it: what is under the key stays, the upload is aborted."""
+    _set_checksums(server, "by HEAD")
     server.objects["run/model"] = _OLD
-
-    def not_stored(handler, _) -> None:
-        handler.script.uploads.clear()
-        handler.answer(200, xml("CompleteMultipartUploadResult", ETag='"of-the-new-one-4"'))
-
-    server.fail("complete", not_stored)
+    server.fail("complete", fault)
     with pytest.raises(TransferError, match=r"stored something else.*which was left there"):
         s3_save(writer, how, _DATA)
-    assert server.objects == {"run/model": _OLD}
+    assert server.objects == {"run/model": b"something else" if fault is _damaged else _OLD}
+    assert not server.uploads
 
 
 @pytest.mark.parametrize("data", [_SMALL, _DATA], ids=["put", "parts"])
@@ -173,21 +174,6 @@ def test_bytes_that_flip_on_the_way(server, writer, data, s3_save) -> None:
     assert "delete" not in server.seen
     assert not s3_save(writer, "write", data).fallbacks
     assert server.objects["run/model"] == data.tobytes()
-
-
-def test_a_put_that_only_a_proxy_answers(server, writer, s3_save) -> None:
-    """A wrong checksum in an answer that is not the store's removes nothing."""
-    server.objects["run/model"] = _OLD
-    page = {"ETag": '"of-a-page"', "x_amz_checksum_crc64nvme": _WRONG}
-    server.fail("put", lambda handler, _: handler.answer(200, **page), times=99)
-    with pytest.raises(TransferError, match="other bytes"):
-        s3_save(writer, "write", _SMALL)
-    assert server.objects == {"run/model": _OLD}
-    server.forget_faults()
-    server.fail("put", lambda handler, _: handler.answer(200, ETag='"of-a-page"'))
-    with pytest.raises(TransferError, match=r"stored something else.*which was left there"):
-        s3_save(writer, "write", _SMALL)
-    assert server.objects == {"run/model": _OLD}
 
 
 @pytest.mark.parametrize("page", [*_PAGES, b"<!DOCTYPE html><p>please log in"])
@@ -279,21 +265,6 @@ def test_a_manifest_is_removed_first(server, writer) -> None:
             assert ckpt.load() == {"step": 1}
 
 
-def test_an_object_that_is_stored_damaged(server, writer) -> None:
-    """Its checksum differs from ours: the write fails."""
-
-    def damaged(handler, _) -> None:
-        server.uploads.pop(handler.query["uploadId"])
-        handler.store(b"something else", '"x-4"')
-        text = xml("CompleteMultipartUploadResult", ETag='"x-4"', ChecksumCRC64NVME=_WRONG)
-        handler.answer(200, text)
-
-    server.fail("complete", damaged)
-    with pytest.raises(TransferError, match="stored something else"):
-        writer.write(FileImage.of("model", [_DATA]), _TARGET)
-    assert not server.uploads
-
-
 def _without_checksum(handler, _) -> None:
     """Completed by a store that returns no checksum in this answer."""
     handler.answer(200, xml("CompleteMultipartUploadResult", ETag=handler.put_together()))
@@ -349,23 +320,29 @@ def _stored_damaged(handler, body) -> None:
 @pytest.mark.parametrize("last", [_stored_damaged, answer(500, "InternalError")])
 def test_a_small_object_that_is_stored_damaged(server, writer, how, last, s3_save) -> None:
     """Also of a PutObject: another attempt replaces it, and without one the write fails."""
-    small = content(777)
     server.fail("put", _stored_damaged)
-    assert s3_save(writer, how, small).retries == 1
-    assert server.objects["run/model"] == small.tobytes()
+    assert s3_save(writer, how, _SMALL).retries == 1
+    assert server.objects["run/model"] == _SMALL.tobytes()
     server.fail("put", _stored_damaged)
     server.fail("put", last, times=99)
     with pytest.raises(
         TransferError, match="received other bytes" if last is _stored_damaged else "InternalError"
     ):
-        s3_save(writer, how, small)
+        s3_save(writer, how, _SMALL)
 
 
-def test_an_answer_without_content_removes_nothing(server, writer, s3_save) -> None:
-    """A 200 without an ETag may come from another server: the write fails and the key keeps its
-    object."""
-    server.objects["run/model"] = b"the last good one"
-    server.fail("put", lambda handler, _: handler.answer(200), times=99)
-    with pytest.raises(TransferError, match="no ETag"):
-        s3_save(writer, "write", content(777))
-    assert server.objects == {"run/model": b"the last good one"}
+@pytest.mark.parametrize(
+    ("headers", "times", "text"),
+    [
+        ({"ETag": '"of-a-page"', "x_amz_checksum_crc64nvme": _WRONG}, 99, "other bytes"),
+        ({"ETag": '"of-a-page"'}, 1, r"stored something else.*which was left there"),
+        ({}, 99, "no ETag"),
+    ],
+)
+def test_a_put_that_only_a_proxy_answers(server, writer, headers, times, text, s3_save) -> None:
+    """An answer that is not the store's removes nothing: the write fails."""
+    server.objects["run/model"] = _OLD
+    server.fail("put", lambda handler, _: handler.answer(200, **headers), times=times)
+    with pytest.raises(TransferError, match=text):
+        s3_save(writer, "write", _SMALL)
+    assert server.objects == {"run/model": _OLD}
