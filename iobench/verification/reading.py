@@ -261,6 +261,7 @@ def _inside_row(part: TensorPart, edge: int) -> bool:
 
 
 _FLOATS: dict[str, tuple[str, int, int]] = {
+    "float8_e4m3fn": ("u1", 0x7F, 0x7F),  # without infinities: one NaN (arXiv 2209.05433)
     "float8_e5m2": ("u1", 0x7C, 0x03),
     "float16": ("u2", 0x7C00, 0x03FF),
     "bfloat16": ("u2", 0x7F80, 0x007F),
@@ -269,9 +270,7 @@ _FLOATS: dict[str, tuple[str, int, int]] = {
     "float64": ("u8", 0x7FF << 52, (1 << 52) - 1),
     "complex128": ("u8", 0x7FF << 52, (1 << 52) - 1),
 }
-"""dtype -> numpy's unsigned type, bits of the exponent, bits of the fraction (IEEE 754)."""
-_NAN_ONLY = {"float8_e4m3fn": ("u1", 0x7F)}
-"""A type without infinities: its one NaN, without the sign (arXiv 2209.05433)."""
+"""dtype -> numpy's unsigned type, bits that NaN and infinities have, bits that only NaN have."""
 
 
 class ValueCounts:
@@ -331,9 +330,9 @@ class _Running:
 
     def update(self, data: Bytes) -> None:
         self.nonzero = self.nonzero or bool(data.any())
-        kind = (_FLOATS.get(self._dtype) or _NAN_ONLY.get(self._dtype) or ("",))[0]
-        if not kind:
+        if self._dtype not in _FLOATS:
             return
+        kind, special, fraction = _FLOATS[self._dtype]
         if self._rest:
             data = np.frombuffer(self._rest + data.tobytes(), dtype=np.uint8)
         whole = len(data) - len(data) % np.dtype(kind).itemsize
@@ -341,11 +340,7 @@ class _Running:
         if data.ctypes.data % np.dtype(kind).itemsize:
             data = data[:whole].copy()
         values = data[:whole].view(kind)
-        if self._dtype in _NAN_ONLY:
-            self.nan += int(np.count_nonzero(values & 0x7F == _NAN_ONLY[self._dtype][1]))
-            return
-        _, exponent, fraction = _FLOATS[self._dtype]
-        special = values[values & exponent == exponent] & fraction
-        nan = int(np.count_nonzero(special))
+        found = values[values & special == special] & fraction
+        nan = int(np.count_nonzero(found))
         self.nan += nan
-        self.inf += len(special) - nan
+        self.inf += len(found) - nan
