@@ -44,12 +44,14 @@ def freed_later(*paths: str | Path) -> Iterator[None]:
     held: list[tuple[int, int]] = []
     try:
         for path in paths:
-            with suppress(OSError):  # not held then; if something is wrong, the removal raises
+            try:
                 _hold(path, held)
+            except OSError:  # not held then; if something is wrong, the removal raises
+                continue
         yield
     finally:
-        _due.extend(one for one in held if one in _held)  # none in a forked child
-        if _due:
+        if held or _due:
+            _due.extend(one for one in held if one in _held)  # none in a forked child
             thread = threading.Thread(target=_unmap_due, name=_THREAD, daemon=True)
             try:
                 with suppress(RuntimeError):  # no thread can be started any more

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import sys
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
@@ -205,8 +206,7 @@ def pwrite_all(fd: int, views: list[Bytes], offset: int, flags: int = 0, *, unit
 
     A direct write is continued at a multiple of `unit`.
     """
-    wanted = sum(map(len, views))
-    return _all(os.pwritev, written_on, fd, views, offset, flags, wanted, unit)
+    return _all(os.pwritev, written_on, fd, views, offset, flags, sys.maxsize, unit)
 
 
 def pread_all(
@@ -215,7 +215,7 @@ def pread_all(
     offset: int,
     flags: int = 0,
     *,
-    wanted: int | None = None,
+    wanted: int = sys.maxsize,
     unit: int = 1,
 ) -> int:
     """Fill all of `views` from `offset`, continuing short reads; return the system calls made.
@@ -224,7 +224,6 @@ def pread_all(
     views may be longer, up to the next such multiple. Raises DataMismatchError when the file ends
     before.
     """
-    wanted = sum(map(len, views)) if wanted is None else wanted
     return _all(os.preadv, read_on, fd, views, offset, flags, wanted, unit)
 
 
@@ -240,16 +239,16 @@ def _all(
 ) -> int:
     done = calls = 0
     views = list(reversed(views))  # a copy, in an order in which pop() removes the first view
-    while done < wanted:
+    while views and done < wanted:
         count = call(fd, views[: -IOV_MAX - 1 : -1], offset + done, flags)
         calls += 1
         before, done = done, moved_on(done, count, wanted, offset, unit)
         left = done - before
-        while left and views:
+        while left > 0:
             first = views.pop()
-            if len(first) > left:
+            left -= len(first)
+            if left < 0:
                 views.append(first[left:])
-            left -= min(left, len(first))
     return calls
 
 
