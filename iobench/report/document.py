@@ -59,14 +59,6 @@ class Dot:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MarkLine:
-    """A line across all rows, with its name: what the figures are compared with."""
-
-    x: float
-    label: str
-
-
-@dataclass(frozen=True, kw_only=True)
 class Spread:
     """One row of a chart: a figure, the bounds of its interval, and its samples.
 

@@ -16,7 +16,7 @@ from iobench.bench.judging.verdict import Context, judge
 from iobench.report.answer import answer
 from iobench.report.charts.lines import Curve, lines_chart
 from iobench.report.charts.spread import spread_chart
-from iobench.report.document import Chart, Dot, MarkLine, Section, Spread
+from iobench.report.document import Chart, Dot, Section, Spread
 from iobench.report.palette import colour_of, shape_of
 from iobench.report.summary import Report, disturbances, summarise_with_samples
 from iobench.report.winners import PROVED, RANKED, Summary
@@ -171,7 +171,7 @@ def rates_chart(one: Measured, group: Group) -> Chart:
         says=f"Median rate of each {group.name}, fastest first",
         caption=_caption(group, ceiling, most),
         axis="GiB/s",
-        mark=None if ceiling is None else MarkLine(x=ceiling, label=f"fio {in_gib(ceiling, 1)}"),
+        mark=None if ceiling is None else (ceiling, f"fio {in_gib(ceiling, 1)}"),
         ends=(0.0, most),
     )
 

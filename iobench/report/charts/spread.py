@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import altair as alt
 
-from iobench.report.document import Chart, Dot, MarkLine, Spread
+from iobench.report.document import Chart, Dot, Spread
 from iobench.report.grid import Column, Grid, span
 from iobench.report.page.theme import INK, MUTED, data_of, spec_of
 
@@ -29,14 +29,15 @@ def spread_chart(
     caption: str,
     axis: str,
     headline: str = "",
-    mark: MarkLine | None = None,
+    mark: tuple[float, str] | None = None,
     ends: tuple[float, float] | None = None,
 ) -> Chart:
     """Return the chart of `rows`, one below the other.
 
     Its text, its table and its tooltips are made from the same rows. `says` begins the text for
     people who cannot see it. `axis` is the title of the axis with its unit. The axis has `ends`, or
-    begins at 0 and has all that is not far off the figures.
+    begins at 0 and has all that is not far off the figures. `mark` is a dashed line across all
+    rows, with its name: what the figures are compared with.
     """
     head = 0.0 if mark is None else _HEAD
     down = alt.Scale(domain=[-head, len(rows)], reverse=True, nice=False, zero=False)
@@ -48,7 +49,7 @@ def spread_chart(
     )
     layers = [
         *_mark_layers(
-            mark, len(rows), x, down, left=mark is not None and mark.x > (low + high) / 2
+            mark, len(rows), x, down, left=mark is not None and mark[0] > (low + high) / 2
         ),
         *_row_layers(rows, x, _lanes(down), (low, high)),
         *_label_layers(rows, down),
@@ -58,7 +59,7 @@ def spread_chart(
         name=name,
         title=title,
         headline=headline,
-        alt=f"{says}: {spoken}." + (f" Dashed line: {mark.label}." if mark else ""),
+        alt=f"{says}: {spoken}." + (f" Dashed line: {mark[1]}." if mark else ""),
         caption=caption,
         spec=spec_of(alt.layer(*layers), round(_LANE * (len(rows) + head))),
         numbers=_numbers(rows, axis),
@@ -140,16 +141,17 @@ def _row_layers(
 
 
 def _mark_layers(
-    mark: MarkLine | None, lanes: int, x: alt.X, down: alt.Scale, *, left: bool
+    mark: tuple[float, str] | None, lanes: int, x: alt.X, down: alt.Scale, *, left: bool
 ) -> Iterator[alt.Chart]:
     if mark is None:
         return
+    at_x, label = mark
     parts = [
-        {"x": mark.x, "y": at + _BODY - _BESIDE, "y2": at + _BODY + _BESIDE} for at in range(lanes)
+        {"x": at_x, "y": at + _BODY - _BESIDE, "y2": at + _BODY + _BESIDE} for at in range(lanes)
     ]
     dashes = alt.Chart(data_of(parts)).mark_rule(color=MUTED, strokeDash=[4, 3], strokeWidth=1.5)
     yield dashes.encode(x=x, y=_lanes(down), y2="y2:Q")
-    base = alt.Chart(data_of([{"x": mark.x, "y": -_HEAD / 2, "label": mark.label}]))
+    base = alt.Chart(data_of([{"x": at_x, "y": -_HEAD / 2, "label": label}]))
     text = base.mark_text(align="right" if left else "left", color=MUTED)
     yield text.encode(x=x, y=_lanes(down), text="label:N")
 
