@@ -12,7 +12,7 @@ import typer
 from iobench.errors import UsageError
 from iobench.report.render import render
 from iobench.text import printable
-from iobench.units import count_of, format_rate, format_size
+from iobench.units import count_of, format_size
 
 if TYPE_CHECKING:
     from iobench.offload.store import FoundGeneration
@@ -38,12 +38,10 @@ def show(directory: Path) -> None:
     reserved_bytes = sum(file_sizes(layout).values())
     elements = sum(one.elements for one in layout.parameters)
     columns: tuple[Column[FoundGeneration], ...] = (
-        Column("generation", lambda one: str(one.generation)),
-        Column("steps", lambda one: str(one.updates)),
+        Column("generation", lambda one: str(one.record.generation)),
+        Column("steps", lambda one: str(one.record.updates)),
         Column("pinned as", lambda one: MISSING if one.step is None else str(one.step)),
         Column("committed", _committed),
-        Column("written", lambda one: format_size(one.written_bytes), 2),
-        Column("rate", lambda one: format_rate(one.rate_bytes_per_s), 1),
         Column("health", _health, figure=False),
     )
     document = Document(
@@ -57,11 +55,11 @@ def show(directory: Path) -> None:
 
 
 def _committed(one: FoundGeneration) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(one.time_s))
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(one.record.time_s))
 
 
 def _health(one: FoundGeneration) -> str:
-    if one.damaged:
+    if one.record.damaged:
         return "damaged"
     return "kept" if one.kept else "may be overwritten"
 

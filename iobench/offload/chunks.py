@@ -14,10 +14,13 @@ import xxhash
 from iobench.errors import DataMismatchError, TransferError
 from iobench.formats.tensors import torch_dtype
 from iobench.offload.files import StateEngine
-from iobench.offload.layout import BLOCK, DataFile, ParameterPiece, StateLayout
-from iobench.offload.record import (
+from iobench.offload.layout import (
+    BLOCK,
     NOWHERE,
+    DataFile,
     GenerationRecord,
+    ParameterPiece,
+    StateLayout,
     check_slot,
     empty_rows,
 )

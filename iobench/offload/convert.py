@@ -30,7 +30,7 @@ from iobench.formats import safetensors, torch_file
 from iobench.formats.tensors import torch_dtype
 from iobench.offload.chunks import ChunkBuffer, read_chunks
 from iobench.offload.files import StateFile, file_sizes
-from iobench.offload.layout import ADAM, BLOCK, ParameterPiece, StateLayout
+from iobench.offload.layout import ADAM, BLOCK, GenerationRecord, ParameterPiece, StateLayout
 from iobench.offload.parameters import (
     check_values,
     kept_values,
@@ -38,7 +38,6 @@ from iobench.offload.parameters import (
     local_shard,
     put_values,
 )
-from iobench.offload.record import GenerationRecord
 from iobench.offload.restore import Wanted, candidates, fill_parameters
 from iobench.offload.state import OptimizerState
 from iobench.offload.store import GenerationStore

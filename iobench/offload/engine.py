@@ -20,7 +20,6 @@ from __future__ import annotations
 import functools
 import queue
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -33,8 +32,7 @@ import torch
 from iobench.errors import OptionError, TransferError, UsageError
 from iobench.offload.chunks import ChunkBuffer, ChunkReader, DamagedChunkError, digest_of
 from iobench.offload.files import Speed, StateEngine
-from iobench.offload.layout import DATA_FILES
-from iobench.offload.record import ROW, GenerationRecord, Pin, check_fits, slot_header
+from iobench.offload.layout import DATA_FILES, ROW, GenerationRecord, Pin, check_fits, slot_header
 from iobench.offload.store import GenerationStore
 from iobench.offload.update import ChunkUpdate, TrainerModel
 from iobench.units import parse_size
@@ -106,7 +104,6 @@ class Engine:
             self.updates = 0 if base is None else base.updates
             """Steps of the trainer."""
             self._generation = store.last_generation
-            self._began_s = 0.0
             self._scratch = torch.empty(layout.chunk_elements, dtype=torch.float32, device="cpu")
             self._rows = store.first_rows()
             self._free: queue.SimpleQueue[ChunkBuffer | None] = queue.SimpleQueue()
@@ -155,7 +152,6 @@ class Engine:
         They come in the order that the last `step` was given, without one in `order`. Nothing of it
         counts before `step`. No other method may be called meanwhile.
         """
-        self._began_s = self._began_s or time.monotonic()
         with self._guarded_pass():
             self._begin(order)
             for chunk, row in self._updated(self._update(model, groups), ready):
@@ -208,7 +204,6 @@ class Engine:
         updated again. Waits as `max_backlog` asks. The next pass is read in the order `then`.
         """
         check_fits(self.layout, groups)
-        began_s, self._began_s = self._began_s or time.monotonic(), 0.0
         try:
             with self._guarded_pass():
                 if self._uncommitted:  # Ctrl-C between a pass and its commit
@@ -241,7 +236,7 @@ class Engine:
 
         def commit(moves: StateEngine) -> None:
             moves.drain()
-            self.store.commit(record, began_s)
+            self.store.commit(record)
 
         self._submit(commit)
         self._uncommitted = False

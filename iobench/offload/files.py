@@ -24,8 +24,7 @@ from iobench.errors import (
     UnavailableError,
     transfer_errors,
 )
-from iobench.offload.layout import BLOCK, DATA_FILES, StateLayout
-from iobench.offload.record import RECORDS, area_bytes, areas_of
+from iobench.offload.layout import BLOCK, DATA_FILES, RECORDS, StateLayout, area_bytes, areas_of
 from iobench.regular_file import open_regular, read_regular
 from iobench.units import format_size
 from iobench.writers.blocks.interrupt_safe import Worker

@@ -16,8 +16,8 @@ from iobench.errors import OptionError, UsageError
 from iobench.offload.convert import load_state, state_dict_of
 from iobench.offload.engine import EngineOptions
 from iobench.offload.files import warn_without_io_uring
+from iobench.offload.layout import Pin
 from iobench.offload.parameters import DEFAULTS, check_values, kind_of
-from iobench.offload.record import Pin
 from iobench.offload.restore import Restored, Wanted, saved_extra
 from iobench.offload.state import OptimizerState
 

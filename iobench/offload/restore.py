@@ -13,8 +13,8 @@ import torch
 
 from iobench.errors import DataMismatchError, StateError, UsageError
 from iobench.offload.chunks import ChunkBuffer, read_chunks
+from iobench.offload.layout import GenerationRecord, Pin
 from iobench.offload.parameters import ShardRanks
-from iobench.offload.record import GenerationRecord, Pin
 from iobench.offload.store import GenerationStore
 from iobench.offload.update import flat_view
 

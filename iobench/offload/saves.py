@@ -42,9 +42,8 @@ from iobench.offload.convert import (
     state_dict_of,
 )
 from iobench.offload.files import read_layout
-from iobench.offload.layout import ADAM
+from iobench.offload.layout import ADAM, RECORDS, GenerationRecord, Pin, read_records, record_of_pin
 from iobench.offload.parameters import kept_values, kind_of, put_values, specs_of
-from iobench.offload.record import RECORDS, GenerationRecord, Pin, read_records, record_of_pin
 from iobench.offload.restore import HeldPin
 from iobench.offload.state import OptimizerState
 from iobench.offload.update import step_counter

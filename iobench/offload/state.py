@@ -13,7 +13,7 @@ from iobench.errors import OptionError, RankError, UsageError
 from iobench.offload.chunks import ChunkBuffer
 from iobench.offload.early import EarlyUpdates
 from iobench.offload.engine import Engine, EngineOptions
-from iobench.offload.layout import StateLayout
+from iobench.offload.layout import Pin, StateLayout
 from iobench.offload.parameters import (
     ShardRanks,
     kept_values,
@@ -22,7 +22,6 @@ from iobench.offload.parameters import (
     put_values,
     specs_of,
 )
-from iobench.offload.record import Pin
 from iobench.offload.restore import Restored, Wanted, restore
 from iobench.offload.store import GenerationStore
 from iobench.offload.update import (

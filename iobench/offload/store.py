@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -30,12 +30,14 @@ from iobench.offload.files import (
     make_files,
     read_layout,
 )
-from iobench.offload.layout import BLOCK, DATA_FILES, DataFile, StateLayout
-from iobench.offload.record import (
+from iobench.offload.layout import (
+    BLOCK,
     NOWHERE,
     RECORDS,
+    DataFile,
     GenerationRecord,
     Pin,
+    StateLayout,
     area_bytes,
     areas_of,
     check_slot,
@@ -210,12 +212,11 @@ class GenerationStore:
         more = (self.newest, self._base, self._agreed)
         return kept + [one for one in more if one is not None]
 
-    def commit(self, record: GenerationRecord, began_s: float) -> None:
+    def commit(self, record: GenerationRecord) -> None:
         """Make a generation durable: all chunks in its rows are written, no write is in flight.
 
-        `record` gets a sequence number, the pins and the times; its first chunk was asked for at
-        `began_s`, of the monotonic clock. Raises TransferError: the generation may exist or not,
-        and the one before is intact.
+        `record` gets a sequence number, the pins and the time. Raises TransferError: the generation
+        may exist or not, and the one before is intact.
         """
         self._directory_lock.check()
         self.state.sync()
@@ -226,7 +227,6 @@ class GenerationStore:
             rows=record.rows.copy(),
             pins=self.pins,
             time_s=time.time(),
-            elapsed_s=time.monotonic() - began_s,
         )
         self._write(record)
         self.last_generation = max(self.last_generation, record.generation)
@@ -323,26 +323,14 @@ def _check_no_state(directory: Path) -> None:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class FoundGeneration:
+class FoundGeneration(NamedTuple):
     """One generation that has a record."""
 
-    generation: int
-    updates: int
+    record: GenerationRecord
     step: int | None
     """The step of its pin."""
     kept: bool
     """Whether it is the newest or pinned: the slots of others may be overwritten at any time."""
-    damaged: bool
-    time_s: float
-    written_bytes: int
-    """What its own commit wrote to the data files; the rest are chunks that did not change."""
-    elapsed_s: float
-
-    @property
-    def rate_bytes_per_s(self) -> float:
-        """Bytes written per second; infinite when no time passed."""
-        return self.written_bytes / self.elapsed_s if self.elapsed_s else float("inf")
 
 
 def inspect(directory: Path) -> tuple[StateLayout, list[FoundGeneration]]:
@@ -358,17 +346,7 @@ def inspect(directory: Path) -> tuple[StateLayout, list[FoundGeneration]]:
     newest = next((one.generation for one in records if not one.damaged), None)
     found: dict[int, FoundGeneration] = {}
     for record in records:
-        if record.generation in found:
-            continue
-        own = [n for n, row in enumerate(record.rows) if int(row["written"]) == record.generation]
-        found[record.generation] = FoundGeneration(
-            generation=record.generation,
-            updates=record.updates,
-            step=pins.get(record.generation),
-            kept=record.generation == newest or record.generation in pins,
-            damaged=record.damaged,
-            time_s=record.time_s,
-            written_bytes=sum(layout.slot_bytes(name, n) for n in own for name in DATA_FILES),
-            elapsed_s=record.elapsed_s,
-        )
+        own = record.generation
+        kept = own == newest or own in pins
+        found.setdefault(own, FoundGeneration(record, pins.get(own), kept))
     return layout, list(found.values())

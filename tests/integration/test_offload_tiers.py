@@ -27,8 +27,7 @@ from iobench.checkpoint.store import DirectoryStore
 from iobench.errors import DataMismatchError, OptionError, StateMismatchError, UsageError
 from iobench.offload import Adam, AdamW
 from iobench.offload.files import read_layout
-from iobench.offload.layout import BLOCK
-from iobench.offload.record import read_records
+from iobench.offload.layout import BLOCK, read_records
 from iobench.remote.journal import tiers_status
 
 pytestmark = pytest.mark.filterwarnings("ignore:step .. the optimizer is read:RuntimeWarning")

@@ -9,7 +9,7 @@ from iobench.checkpoint.store import DirectoryStore
 from iobench.errors import TargetError
 from iobench.offload import AdamW
 from iobench.offload.files import read_layout
-from iobench.offload.record import Pin, read_records
+from iobench.offload.layout import Pin, read_records
 from support.offload_kills import OffloadKills
 from support.offload_training import (
     OPTIONS,

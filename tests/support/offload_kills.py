@@ -10,7 +10,7 @@ import torch
 from iobench.errors import TargetError
 from iobench.offload import AdamW
 from iobench.offload.files import read_layout
-from iobench.offload.record import read_records
+from iobench.offload.layout import read_records
 from support.offload_training import (
     Snapshot,
     assert_equal,

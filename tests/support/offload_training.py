@@ -155,7 +155,7 @@ def train_and_report(
 def has_generation(directory: Path) -> bool:
     """Whether a state directory has a durable generation."""
     from iobench.offload.files import read_layout
-    from iobench.offload.record import read_records
+    from iobench.offload.layout import read_records
 
     if not (directory / "layout.json").exists():
         return False

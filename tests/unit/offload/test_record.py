@@ -5,8 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from iobench.offload.layout import BLOCK, UNIT, ParameterSpec, StateLayout
-from iobench.offload.record import GenerationRecord, Pin, area_bytes, empty_rows
+from iobench.offload.layout import (
+    BLOCK,
+    UNIT,
+    GenerationRecord,
+    ParameterSpec,
+    Pin,
+    StateLayout,
+    area_bytes,
+    empty_rows,
+)
 
 _LAYOUT = StateLayout(
     parameters=(ParameterSpec(name="a", shape=(5000,), dtype="bfloat16", group=0),),

@@ -32,7 +32,7 @@ from iobench.errors import (
 )
 from iobench.offload import AdamW
 from iobench.offload.files import read_layout
-from iobench.offload.record import GenerationRecord, area_bytes
+from iobench.offload.layout import GenerationRecord, area_bytes
 from iobench.offload.store import GenerationStore
 from iobench.units import MIB
 

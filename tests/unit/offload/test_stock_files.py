@@ -52,7 +52,6 @@ def test_show(trained: tuple[Path, Any, Any], iobench_inside: Command) -> None:
     lines = iobench_inside("offload", "show", directory).stdout.splitlines()
     kept = [line.split() for line in lines if line.endswith(" kept")]
     assert [words[1:3] for words in kept] == [["5", "-"], ["3", "30"]]
-    assert all(float(words[5]) * 1024 > 2203 * 14 for words in kept)
     missing = iobench_inside("offload", "show", directory.parent)
     assert missing.returncode == 2
     assert "holds no offload state" in missing.stderr
