@@ -17,7 +17,6 @@ from typing import Any
 import torch
 import xxhash
 
-from iobench import linux
 from iobench.checkpoint.manifest import MANIFEST, FileRecord, Manifest, PinnedGeneration
 from iobench.checkpoint.place import RemoteCopyOf, SaveParticipant
 from iobench.checkpoint.rebuild import PerRank, SavedPerRank
@@ -41,8 +40,9 @@ from iobench.offload.convert import (
     load_state,
     state_dict_of,
 )
+from iobench.offload.engine import Engine
 from iobench.offload.files import read_layout
-from iobench.offload.layout import ADAM, RECORDS, GenerationRecord, Pin, read_records, record_of_pin
+from iobench.offload.layout import ADAM, GenerationRecord, Pin, read_records, record_of_pin
 from iobench.offload.parameters import kept_values, kind_of, put_values, specs_of
 from iobench.offload.restore import HeldPin
 from iobench.offload.state import OptimizerState
@@ -72,6 +72,8 @@ class PinLedger(SaveParticipant):
     def __init__(self, state: OptimizerState) -> None:
         self._state, self._layout = state, state.running().layout
         self._lock = threading.Lock()
+        self._engine: Engine | None = None
+        """Of the pending saves: a load waits for them. It has its records after its end, too."""
         self._named: dict[int, str] = {}
         self._pending: dict[str, Save] = {}
         self._own: set[str] = set()
@@ -152,7 +154,7 @@ class PinLedger(SaveParticipant):
 
     def hold(self, save: Save) -> None:
         """Pin the state after the last step for `save`. Waits for nothing."""
-        name = secrets.token_hex(8)
+        name, self._engine = secrets.token_hex(8), self._state.running()
         self._state.pin(Pin(save.step, name, self._owner))
         with self._lock:
             self._own.add(name)
@@ -163,8 +165,9 @@ class PinLedger(SaveParticipant):
 
         Raises TransferError when it never will be.
         """
-        name = self._name(save)
-        record = self._record(name)
+        name, engine = self._name(save), self._engine
+        assert engine is not None  # `hold` was called
+        record = engine.wait_for_pin(name)
         if record is None:
             raise TransferError(
                 f"{self._state.directory}: the offload engine ended before the generation was "
@@ -178,18 +181,6 @@ class PinLedger(SaveParticipant):
             files=(file_of(self._layout, record),) if self.exports else (),
         )
         return pinned, [description_of(self._layout, record)] if self.exports else []
-
-    def _record(self, name: str) -> GenerationRecord | None:
-        """Wait until the pin is durable or the engine has ended; return its record."""
-        engine = self._state.engine
-        found = None if engine is None else engine.wait_for_pin(name)
-        if found is None:  # the optimizer is closed: what became durable before is in its files
-            path = self._state.directory / RECORDS
-            with transfer_errors("syncing", path):  # a sync that failed may have been the last
-                linux.sync_file(path)
-            records = read_records(self._state.directory, self._layout)
-            found = _pinned_record(records, name)
-        return found
 
     def open_file(self, pinned: PinnedGeneration, record: FileRecord) -> SlotsFile:
         """Open the file `record` of a pinned generation, for a remote tier.

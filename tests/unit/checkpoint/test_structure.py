@@ -183,10 +183,6 @@ _ALIKE: dict[str, tuple[Any, Any]] = {
     "no more aliases": ([_SQUARE, _SQUARE], [_SQUARE, _SQUARE.clone()]),
     "new aliases": ([_SQUARE, _SQUARE.clone()], [_SQUARE, _SQUARE]),
     "distance of aliases": ([_SQUARE, _SQUARE[1:2]], [_SQUARE, _SQUARE[2:3]]),
-    "alignment of shared memory": (
-        [_SQUARE.view(-1)[:8], _SQUARE.view(-1)[4:12]],
-        [_SQUARE.view(-1)[1:9], _SQUARE.view(-1)[5:13]],
-    ),
     "byte order": ([_SQUARE, np.arange(3, dtype="<i4")], [_SQUARE, np.arange(3, dtype=">i4")]),
     "array": ([_SQUARE, np.arange(3)], [_SQUARE, np.arange(3).tolist()]),
     "attributes": (_ordered(), _ordered(_metadata={"version": 1})),
