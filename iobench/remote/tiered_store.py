@@ -8,7 +8,7 @@ import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -48,14 +48,11 @@ class Listed(NamedTuple):
 class MendedReader:
     """The copy `near` of a checkpoint; a damaged range comes from another copy of the same save.
 
-    `ask` returns that one, or None. It is called once, when a range is damaged.
+    `ask` returns that one, or None. It is called when a range is damaged.
     """
 
     def __init__(self, near: CopyReader, ask: Callable[[], CopyReader | None]) -> None:
         self._near, self._ask = near, ask
-        self._lock = threading.Lock()
-        self._asked = False
-        self._far: CopyReader | None = None
         self._damaged: dict[str, dict[tuple[int, int], str]] = {}  # names of pieces, by file
         self.name, self.location = near.name, near.location
         self.far_bytes = 0
@@ -66,7 +63,7 @@ class MendedReader:
         return self._near.read(image, ranges)
 
     def read_again(self, image: FileImage, start: int, stop: int, piece: str) -> bool:
-        far = self._far_copy()
+        far = self._far
         damaged = self._damaged.setdefault(image.path, {})
         if far is None:
             return False
@@ -81,15 +78,13 @@ class MendedReader:
         self.far_bytes += stop - start
         return True
 
-    def _far_copy(self) -> CopyReader | None:
-        with self._lock:
-            if not self._asked:
-                try:
-                    self._far = self._ask()
-                except IobenchError as error:
-                    self._far_problem = str(error)
-                self._asked = True
-        return self._far
+    @cached_property
+    def _far(self) -> CopyReader | None:
+        try:
+            return self._ask()
+        except IobenchError as error:
+            self._far_problem = str(error)
+            return None
 
     def open_source(self, target: str) -> Source:
         return self._near.open_source(target)

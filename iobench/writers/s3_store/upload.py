@@ -245,13 +245,12 @@ class S3Upload:
                 found = self._call(self._head, "checking what was stored", meter)
             except BaseException as error:
                 text = (
-                    f"the server has answered that the object is complete, with the ETag "
-                    f"{answer['ETag']}, so it was left there; only its {name} could not be compared"
+                    f"the object is complete, with the ETag {answer['ETag']}, so it was left there;"
+                    f" only its {name} could not be compared"
                 )
-                if isinstance(error, TransferError):
-                    more = f"{error.strerror}; {text}"
-                    raise TransferError(error.errno, more, error.filename) from error
                 error.add_note(f"{self._target}: {text}")
+                if isinstance(error, TransferError):  # a note is no part of the line of a command
+                    error.strerror = f"{error.strerror}; {text}"
                 raise
         value, (text,) = self._checksum.value_in(found), sent.values()
         stored = found.get("ContentLength", size)
