@@ -18,8 +18,7 @@ from torch.distributed.checkpoint import metadata
 
 from iobench import linux
 from iobench.checkpoint.checksums import read_file
-from iobench.checkpoint.manifest import MANIFEST, Manifest, step_of
-from iobench.checkpoint.manifest import name_of as step_name
+from iobench.checkpoint.manifest import MANIFEST, Manifest
 from iobench.checkpoint.ranked.structure import (
     StatePath,
     name_of,
@@ -28,11 +27,12 @@ from iobench.checkpoint.ranked.structure import (
     value_file,
 )
 from iobench.checkpoint.rebuild import readable
-from iobench.checkpoint.retention import abandoned_first, in_save_order
+from iobench.checkpoint.retention import by_age
 from iobench.checkpoint.serialized import SKELETON, TENSORS
 from iobench.checkpoint.state_tree import parsed
+from iobench.checkpoint.store import store_at
 from iobench.checkpoint.stored import disjoint, one_by_one
-from iobench.errors import DataMismatchError, TransferError, UsageError
+from iobench.errors import DataMismatchError, UsageError
 from iobench.formats.read_ahead import FileRange, joined, read_ahead
 from iobench.formats.tensors import torch_dtype
 from iobench.units import format_size
@@ -81,13 +81,15 @@ class ExportSource:
         TransferError.
         """
         location = FileTree(path, writer)
-        step = _newest_step(location)
-        if step is not None:
-            location = FileTree(f"{location.home}/{step_name(step)}", writer)
+        where = path
+        if not location.single and MANIFEST not in location.sizes:
+            store = store_at(path, writer)
+            for step in by_age(store)[-1:]:
+                where = store.locate(step)
+                location = FileTree(where, writer)
         inventory = inventory_of(location)
         damage = [one for one in inventory.findings if one.severity == "error"]
         if damage:
-            where = location.home if step is not None else path
             raise DataMismatchError(f"{where}: {damage[0]}; iobench verify {where} shows all")
         values: dict[str, StoredValue] = {}
         if dcp.METADATA in location.sizes:
@@ -151,23 +153,6 @@ def _renamed(name: str, path: StatePath, key: str, prefix: str) -> tuple[str, St
         name, first = name[len(prefix) :], str(path[0])
         path = (first[len(prefix) :], *path[1:]) if first.startswith(prefix) else (name,)
     return name, path
-
-
-def _newest_step(location: FileTree) -> int | None:
-    """Return the newest complete checkpoint of a run; None if `location` is not a run."""
-    if MANIFEST in location.sizes:
-        return None
-    serials: dict[int, int | None] = {}
-    for name in location.sizes:
-        folder, _, file = name.partition("/")
-        step = step_of(folder)
-        if file == MANIFEST and step is not None:
-            try:
-                serials[step] = Manifest.parse(location.read(name), name).serial
-            except (DataMismatchError, TransferError):  # removed meanwhile, or damaged
-                serials[step] = None
-    ordered = abandoned_first(in_save_order(serials))
-    return ordered[-1] if ordered else None
 
 
 _Found = tuple[dict[str, _Entry], dict[str, StoredValue]]

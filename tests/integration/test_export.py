@@ -418,12 +418,18 @@ def test_two_ranks(run, tmp_path, iobench_inside) -> None:
 
 
 def test_from_a_bucket(server, run, tmp_path) -> None:
-    """The newest step of a run in a bucket."""
+    """The newest step of a run in a bucket, also one that was saved again under another prefix."""
     with server.active():
         put_tree(run, f"{server.target}/run")
         report = iobench.export(f"{server.target}/run", tmp_path / "out", key="model")
         assert report.source.endswith("run/step-5")
         _same(load_file(tmp_path / "out/model.safetensors"), _model(), report.ties)
+        with iobench.Checkpointer(f"{server.target}/run", writer="s3") as checkpointer:
+            checkpointer.load(3)  # the trainer goes back, and saves step 5 again
+            checkpointer.save({"w": torch.ones(3)}, 5)
+        report = iobench.export(f"{server.target}/run", tmp_path / "again")
+        assert report.source.endswith("run/step-5.1")
+        assert load_file(tmp_path / "again/model.safetensors").keys() == {"w"}
 
 
 # In the background of a trainer.
