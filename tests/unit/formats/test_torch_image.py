@@ -16,14 +16,13 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.fake_cufile import FakeCuFile
-from support.fake_device import FakeDevice, on_device
+from support.fake_device import FakeDevice
 
 from iobench.formats import torch_image
 from iobench.formats.many_parts import CheckedImage
 from iobench.formats.torch_image import crc32_setting
 from iobench.testing import local_s3
 from iobench.writers import registry
-from iobench.writers.gds import GdsWriter
 from iobench.writers.image import DeviceBytes, FileImage
 
 _DTYPES = [torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.bool, torch.complex64]
@@ -218,18 +217,32 @@ def _image(device: FakeDevice, *, host: int = 0) -> Any:
         ("uring", {"iodepth": 4}),
         ("hybrid", {}),
         ("aiofiles", {"iodepth": 3}),
+        ("gds", {}),
     ],
 )
-def test_the_file_is_stocks(name: str, options: dict[str, Any], host: int, tmp_path: Path) -> None:
-    """With the CRC32s, which are computed in the blocks: they are not copied first."""
+def test_the_file_is_stocks(
+    name: str,
+    options: dict[str, Any],
+    host: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With the CRC32s, which are computed in the blocks: they are not copied first. Blocks that
+    cuFile writes are copied to the host for them."""
+    device = FakeDevice()
+    if name == "gds":
+        if not (answer := registry.make("odirect").available(tmp_path)).ok:
+            pytest.skip(answer.reason)
+        FakeCuFile(device).use(monkeypatch)
     writer = registry.make(name, block_size="64KiB", **options)
     if not (answer := writer.available(tmp_path)).ok:
         pytest.skip(answer.reason)
-    device = FakeDevice()
+    before = device.copies  # of the answer
     image = _image(device, host=host)
-    assert not device.copies, "made without a copy"
+    assert device.copies == before, "made without a copy"
     (tmp_path / "ours").mkdir()
-    writer.write(image, tmp_path / "ours")
+    moved = writer.write(image, tmp_path / "ours")
+    assert ("gds" in moved.paths) == (name == "gds" and host != 1)
     torch.save(_STATE, tmp_path / "stock.pt")
     want = (tmp_path / "stock.pt").read_bytes()
     assert (tmp_path / "ours/stock.pt").read_bytes() == want
@@ -269,18 +282,3 @@ def test_parts_of_an_object(tmp_path: Path) -> None:
         found = np.empty((tmp_path / "stock.pt").stat().st_size, dtype=np.uint8)
         registry.make("s3").read(FileImage.of("stock.pt", [found]), server.target)
     assert found.tobytes() == (tmp_path / "stock.pt").read_bytes()
-
-
-def test_gds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks that cuFile writes are copied to the host for the checksums."""
-    device = FakeDevice()
-    FakeCuFile(device).use(monkeypatch)
-    if not (answer := registry.make("odirect").available(tmp_path)).ok:
-        pytest.skip(answer.reason)
-    made = on_device(GdsWriter, device)(block_size="64KiB")
-    (tmp_path / "ours").mkdir()
-    moved = made.write(_image(device), tmp_path / "ours")
-    assert "gds" in moved.paths
-    torch.save(_STATE, tmp_path / "stock.pt")
-    want = (tmp_path / "stock.pt").read_bytes()
-    assert (tmp_path / "ours/stock.pt").read_bytes() == want

@@ -21,19 +21,12 @@ from iobench.writers.odirect import ODirectOptions, ODirectWriter
 
 
 def test_made_from_options_or_values() -> None:
-    """Both ways give the same writer, and no options give the defaults."""
+    """Both ways give the same writer, and no options give the defaults; those of another writer are
+    refused. The repr is the call that makes an equal writer."""
     assert BufferedWriter(BufferedOptions(threads=3)).options == BufferedWriter(threads=3).options
     assert BufferedWriter().options == BufferedOptions()
-
-
-def test_not_from_another_writers_options() -> None:
-    """The options of another writer are refused, naming both."""
     with pytest.raises(UsageError, match="ODirectOptions are not options of writer 'buffered'"):
         BufferedWriter(ODirectOptions())
-
-
-def test_repr_shows_the_options() -> None:
-    """The repr is the call that makes an equal writer."""
     assert repr(BufferedWriter(threads=3)) == (
         "BufferedWriter(block_size=16777216, threads=3, fallocate=True)"
     )

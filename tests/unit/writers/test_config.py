@@ -241,7 +241,9 @@ def refusing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("refusing")
 def test_an_unavailable_writer_raises_with_the_remedy(tmp_path: Path) -> None:
-    """It is tried in the given target, or in the tuned one."""
+    """It is tried in the given target, or in the tuned one. An answer is true if it works."""
+    assert load_writer("buffered").available(tmp_path)
+    assert not load_writer("refusing").available(tmp_path)
     with pytest.raises(UnavailableError, match=r"no such device\. Buy one\."):
         load_writer("refusing", target=tmp_path)
     here = replace(TUNED, target=str(tmp_path), fingerprint=machine_fingerprint())
@@ -262,13 +264,6 @@ def test_a_missing_bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert load_writer(path).options == S3Writer.Options(threads=3)
     with pytest.raises(TargetError, match="no such bucket"):
         load_writer(path, target="s3://gone/y")
-
-
-@pytest.mark.usefixtures("refusing")
-def test_an_answer_is_true_if_the_writer_works(tmp_path: Path) -> None:
-    """`if writer.available(target)` is what it looks like."""
-    assert load_writer("buffered").available(tmp_path)
-    assert not load_writer("refusing").available(tmp_path)
 
 
 def test_another_machine_warns_once(tmp_path: Path) -> None:
