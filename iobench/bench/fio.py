@@ -183,7 +183,7 @@ def cleanup(directory: Path | str) -> None:
     Its space is freed in the background, see `deferred_free`.
     """
     path = Path(directory) / FILE_NAME
-    with freed_later(path):
+    with freed_later([path]):
         path.unlink(missing_ok=True)
 
 

@@ -308,7 +308,7 @@ def header(plan: Plan, executor: Executor) -> Run:
         started_at=utc_now(),
         command=("iobench", *sys.argv[1:]),
         config_hash=config_hash(
-            {k: v for k, v in asked.items() if k != "seed"} | {"files": list(plan.listed_files())}
+            {k: v for k, v in asked.items() if k != "seed"}, files=plan.listed_files()
         ),
         environment=Environment(
             machine=described[0][0],

@@ -26,10 +26,24 @@ def new_run_id() -> str:
     return secrets.token_hex(8)
 
 
-def config_hash(config: Mapping[str, Any]) -> str:
-    """Return 16 hexadecimal digits (truncated SHA-256), independent of the order of keys."""
-    text = json.dumps(to_plain(config), sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+def config_hash(
+    config: Mapping[str, Any], *, files: Iterable[Mapping[str, Any]] | None = None
+) -> str:
+    """Return 16 hexadecimal digits (truncated SHA-256), independent of the order of keys.
+
+    `files` is the entry "files" of `config`. It is hashed file by file: there may be 100,000.
+    """
+    mark = secrets.token_hex(16)
+    encode = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
+    text = encode(to_plain(config) | ({} if files is None else {"files": mark}))
+    before, _, after = text.partition(f'"{mark}"')
+    hashed = hashlib.sha256(before.encode())
+    if files is not None:
+        hashed.update(b"[")
+        for number, file in enumerate(files):
+            hashed.update((b"," if number else b"") + encode(file).encode())
+        hashed.update(f"]{after}".encode())
+    return hashed.hexdigest()[:16]
 
 
 def contender_of(sample: Sample | Failure) -> str:

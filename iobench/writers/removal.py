@@ -23,7 +23,7 @@ def remove_file(path: str, writer: Writer) -> None:
     """Remove the file at `path`, in a directory or a bucket, durably. Raises OSError."""
     writer.check_scheme(path)
     if not is_s3(path):
-        with freed_later(path):
+        with freed_later([path]):
             os.unlink(path)
             sync_directory(os.path.dirname(path) or ".")
         return
@@ -42,7 +42,7 @@ def remove_tree(directory: str | Path, *, last: str = "") -> None:
         os.unlink(directory)
         return
     existed = os.path.lexists(directory)
-    with freed_later(*entries_below(directory, OSError)):
+    with freed_later(entries_below(directory, OSError)):
         for left in reversed(range(_TRIES)):
             try:
                 for entry in list(os.scandir(directory)) if last else ():

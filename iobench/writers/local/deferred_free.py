@@ -15,7 +15,7 @@ import os
 import stat
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -35,7 +35,7 @@ _due: deque[tuple[int, int]] = deque()
 
 
 @contextmanager
-def freed_later(*paths: str | Path) -> Iterator[None]:
+def freed_later(paths: Iterable[str | Path]) -> Iterator[None]:
     """Free the space of files in the background that lose their names inside the `with`.
 
     The space is freed at once if the file is small, has other names, or if less than twice its size

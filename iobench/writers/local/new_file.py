@@ -184,7 +184,7 @@ class NewFile:
         Raises TransferError. If only the last sync failed, the whole file has its name already, but
         may lose it in a crash.
         """
-        with self.meter.phase("commit"), freed_later(self.path):
+        with self.meter.phase("commit"), freed_later([self.path]):
             try:
                 if self._permissions is not None:
                     set_permissions(self.fd, self._permissions, self.meter)

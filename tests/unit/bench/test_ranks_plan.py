@@ -129,7 +129,7 @@ def test_a_job_without_files_moves_nothing(tmp_path: Path) -> None:
         number=1,
     )
     ref = CheckpointRef(contender=0, shape=0, directory=tmp_path / "step")
-    assert job.sizes(0, (None, 0.5)) == CheckpointSizes(saved=0, restored=(0, 0))
+    assert job.sizes(0, (None, 2)) == CheckpointSizes(saved=0, restored=(0, 0))
     job.prepare(0, (0, 0))
     save = job.save(ref)
     job.scrub(0, None)

@@ -146,3 +146,6 @@ def test_identity() -> None:
     assert new_run_id() != new_run_id()
     assert config_hash({"a": 1, "b": (2,)}) == config_hash({"b": [2], "a": 1})
     assert config_hash({"a": 1}) != config_hash({"a": 2})
+    for files in ([], [{"path": "x"}], [{"path": "x", "bytes": 1}, {"path": "y", "bytes": 2}]):
+        whole = config_hash({"a": 1, "files": files, "z": "é"})
+        assert config_hash({"z": "é", "a": 1}, files=iter(files)) == whole

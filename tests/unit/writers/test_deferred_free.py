@@ -63,7 +63,7 @@ def nothing_left() -> Iterator[None]:
 def test_held_while_it_loses_its_name(ext4: Path) -> None:
     before = _free_bytes(ext4)
     file = _make(ext4 / "file")
-    with deferred_free.freed_later(file):
+    with deferred_free.freed_later([file]):
         assert _mapped_here(file) == 1
         file.unlink()
     deferred_free.wait()
@@ -80,9 +80,9 @@ def test_files_that_are_not_held(
     symlink.symlink_to(linked)
     elsewhere = _make(shared_filesystems("tmpfs") / "file")
     for path in (small, linked, symlink, elsewhere):
-        with deferred_free.freed_later(path):
+        with deferred_free.freed_later([path]):
             assert _mapped_here(path) == 0, path
-    with deferred_free.freed_later(tmp_path / "nothing there"):
+    with deferred_free.freed_later([tmp_path / "nothing there"]):
         pass
     for path in (small, linked, symlink, ext4 / "again"):
         path.unlink()
@@ -90,7 +90,7 @@ def test_files_that_are_not_held(
 
 def test_a_failure_inside_goes_on_and_the_file_stays(ext4: Path) -> None:
     file = _make(ext4 / "file")
-    with pytest.raises(ZeroDivisionError), deferred_free.freed_later(file):
+    with pytest.raises(ZeroDivisionError), deferred_free.freed_later([file]):
         _ = 1 / 0
     assert file.exists()
     file.unlink()
@@ -140,13 +140,13 @@ def test_a_save_that_replaces_another_finds_space(
 def test_held_files_leave_enough_free_space(new_filesystem: MakeFilesystem) -> None:
     disk = new_filesystem("ext4")
     files = [_make(disk / str(n)) for n in range(3)]
-    with deferred_free.freed_later(files[0]):
+    with deferred_free.freed_later([files[0]]):
         kept = _free_bytes(disk) - 3 * _LARGE  # room for twice one of them, not for twice two
         filler = _make(disk / "filler", kept)
-        with deferred_free.freed_later(files[1]):
+        with deferred_free.freed_later([files[1]]):
             assert [_mapped_here(file) for file in files] == [1, 0, 0]
         filler.unlink()
-        with deferred_free.freed_later(files[2]):
+        with deferred_free.freed_later([files[2]]):
             assert [_mapped_here(file) for file in files] == [1, 0, 1]
 
 
@@ -163,7 +163,7 @@ def test_a_forked_child_holds_nothing(
         in_child(lambda: _hold(file))
         unmap(address, length)
 
-    with deferred_free.freed_later(file):
+    with deferred_free.freed_later([file]):
         if due:
             monkeypatch.setattr(deferred_free.linux, "unmap_memory", forking)
             monkeypatch.setattr(threading.Thread, "start", _refuse)
@@ -178,7 +178,7 @@ def test_a_forked_child_holds_nothing(
 def _hold(file: Path) -> None:
     assert _mapped_here(file) == 0
     deferred_free.wait()  # usable there
-    with deferred_free.freed_later(file):
+    with deferred_free.freed_later([file]):
         assert _mapped_here(file) == 1
 
 
@@ -199,7 +199,7 @@ def test_without_a_thread_space_is_freed_at_once(
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", refuse)
         expected = contextlib.nullcontext() if error is RuntimeError else pytest.raises(error)
-        with expected, deferred_free.freed_later(file):
+        with expected, deferred_free.freed_later([file]):
             pass
     assert _mapped_here(file) == 0
     deferred_free.wait()
@@ -212,7 +212,7 @@ def test_an_interpreter_that_ends_leaves_no_space_behind(ext4: Path) -> None:
     code = (
         "import os, sys\n"
         "from iobench.writers.local.deferred_free import freed_later\n"
-        "with freed_later(sys.argv[1]):\n"
+        "with freed_later([sys.argv[1]]):\n"
         "    os.unlink(sys.argv[1])\n"
     )
     subprocess.run([sys.executable, "-c", code, file], check=True, timeout=60)

@@ -199,7 +199,7 @@ def test_held_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(deferred_free, "_held", list(others))
 
         def hold() -> None:
-            with deferred_free.freed_later(path):
+            with deferred_free.freed_later([path]):
                 assert deferred_free._held[-1][0] > 0
             deferred_free.wait()
 
