@@ -13,7 +13,13 @@ import torch
 
 from iobench import linux
 from iobench.errors import UsageError
-from iobench.writers.device.cuda import device_bytes, resolved, tensor_bytes, tensor_memory
+from iobench.writers.device.cuda import (
+    device_bytes,
+    flat_tensor,
+    resolved,
+    tensor_bytes,
+    tensor_memory,
+)
 from iobench.writers.image import AnyMemory, Bytes, DeviceBytes
 
 __all__ = [
@@ -127,13 +133,6 @@ def _numpy_type(dtype: torch.dtype) -> tuple[np.dtype[Any], bool]:
         return torch.empty(0, dtype=dtype).numpy().dtype, True
     except TypeError:  # numpy has no bfloat16 and no float8
         return np.dtype(f"u{dtype.itemsize}"), False
-
-
-def flat_tensor(data: AnyMemory) -> torch.Tensor:
-    if isinstance(data, DeviceBytes):
-        flat: torch.Tensor = data.tensor
-        return flat
-    return torch.from_numpy(data)
 
 
 @functools.cache

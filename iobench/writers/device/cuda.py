@@ -214,7 +214,7 @@ class CopyStream:
             # to the device, so this one blocks.
             source, non_blocking = source.copy(), False
         with self._device.using("copying"), torch.cuda.stream(self._stream):
-            _tensor(destination).copy_(_tensor(source), non_blocking=non_blocking)
+            flat_tensor(destination).copy_(flat_tensor(source), non_blocking=non_blocking)
 
     def wait(self) -> None:
         """Wait for all copies queued so far. It raises if one failed."""
@@ -225,7 +225,8 @@ class CopyStream:
             event.synchronize()
 
 
-def _tensor(memory: AnyMemory) -> torch.Tensor:
+def flat_tensor(memory: AnyMemory) -> torch.Tensor:
+    """Return a tensor of uint8 on the memory."""
     if isinstance(memory, DeviceBytes):
         tensor: torch.Tensor = memory.tensor
         return tensor
