@@ -5,6 +5,9 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from pathlib import Path
+
+from iobench.errors import TargetError
 
 _KINDS = {
     stat.S_IFDIR: "a directory",
@@ -61,3 +64,32 @@ def read_regular(path: str | os.PathLike[str]) -> bytes:
     """Return the bytes of a regular file; see `open_regular`."""
     with open(open_regular(path), "rb") as file:
         return file.read()
+
+
+def open_own(path: Path, flags: int, directory: int | None = None) -> int:
+    """Open, or make, a file that a Checkpointer writes; links, symbolic and hard, are refused.
+
+    Others may write to the directory of a shared project. A link there could lead to a file of
+    this user, and a pipe would block the trainer. `directory` is a descriptor of its directory.
+    """
+    name = path if directory is None else path.name
+    flags |= os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        fd = os.open(name, flags, 0o666, dir_fd=directory)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO):  # ENXIO: a socket, a pipe without a reader
+            raise foreign(path) from error
+        raise
+    found = os.fstat(fd)
+    if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
+        os.close(fd)
+        raise foreign(path)
+    os.set_blocking(fd, True)  # io_uring returns EAGAIN otherwise
+    return fd
+
+
+def foreign(path: Path) -> TargetError:
+    """Return the error of a `path` that leads somewhere else."""
+    return TargetError(
+        f"{path}: is a link, a special file or another user's: no Checkpointer made it; remove it"
+    )

@@ -131,7 +131,6 @@ class Drain:
         for step, (serial, created_s) in ages.items():
             self._put(step, serial, created_s)
         self.journal.shorten()
-        self._rates.recall(self._events())
         self._note("remote")
 
     @contextmanager
@@ -356,7 +355,9 @@ class Drain:
 
     def _look_at_remote(self) -> None:
         """Settle what the remote tier has. Given up copies stay given up."""
-        last = {(one.step, one.serial): one.event for one in self._events() if one.step >= 0}
+        name = str(self.remote)  # another one has other copies
+        known = [one for one in self.journal.read()[0] if one.remote == name]
+        last = {(one.step, one.serial): one.event for one in known if one.step >= 0}
         waiting = [one.step for one in self.queue.not_durable()]
         serials = self.remote.open(waiting)
         newest = next(iter(self.queue.entries()), None)
@@ -369,11 +370,6 @@ class Drain:
                 self._supersede(entry, "another node has saved this step later")
             elif before == "dropped" and entry != newest:
                 self.queue.move(entry, "dropped", of=NOT_DURABLE)
-
-    def _events(self) -> list[DrainEvent]:
-        """Return the events of saves, and of copies to this remote tier: another has others."""
-        name = str(self.remote)
-        return [one for one in self.journal.read()[0] if one.event == "saved" or one.remote == name]
 
     def _give_up_late(self) -> None:
         """Drop copies past the limit of the backlog, except that of the newest save."""

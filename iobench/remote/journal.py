@@ -20,7 +20,7 @@ from iobench.checkpoint.manifest import Manifest
 from iobench.checkpoint.retention import readable_manifest
 from iobench.checkpoint.store import DirectoryStore
 from iobench.errors import UsageError, transfer_errors
-from iobench.remote.source_file import open_own
+from iobench.regular_file import open_own
 from iobench.text import parse_json
 
 JOURNAL = ".iobench-drain.jsonl"

@@ -9,12 +9,11 @@ import itertools
 import math
 import statistics
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, get_args
 
 from iobench.errors import OptionError
-from iobench.remote.journal import DrainEvent
 from iobench.units import format_seconds
 
 LOCAL, REMOTE = "local", "remote"
@@ -70,14 +69,6 @@ class TierHistory:
     def add(self, tier: str, size_bytes: int, elapsed_s: float, *, ok: bool = True) -> None:
         """Record a transfer that has ended now; not `ok`: it failed."""
         self.seen[tier].append(Observation(next(self._numbers), size_bytes, elapsed_s, ok))
-
-    def recall(self, events: Iterable[DrainEvent]) -> None:
-        """Begin with the rates in a journal."""
-        for one in events:
-            moved = {"saved": (LOCAL, one.size_bytes), "durable": (REMOTE, one.sent_bytes)}
-            tier, size = moved.get(one.event, ("", 0))
-            if size and one.elapsed_s > 0:  # the clock may have been set back
-                self.add(tier, size, one.elapsed_s)
 
 
 def failures(observations: Sequence[Observation]) -> int:

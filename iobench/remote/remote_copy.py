@@ -19,7 +19,8 @@ from iobench.checkpoint.object_store import StagedObjects
 from iobench.checkpoint.rate_limit import RateLimit
 from iobench.checkpoint.store import STAGING_SUFFIX, StagedCheckpoint
 from iobench.errors import TargetError, TransferError, transfer_errors
-from iobench.remote.source_file import BLOCK_BYTES, SourceFile, foreign, open_own
+from iobench.regular_file import foreign, open_own
+from iobench.remote.source_file import BLOCK_BYTES, SourceFile
 from iobench.writers.file_writer import FileWriter
 from iobench.writers.image import Bytes, WrappedImage
 from iobench.writers.local.directory_lock import DirectoryLock

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import errno
 import os
-import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
@@ -12,7 +10,7 @@ from typing import Protocol
 import numpy as np
 
 from iobench.checkpoint.manifest import FileRecord, PinnedGeneration
-from iobench.errors import DataMismatchError, TargetError, TransferError
+from iobench.errors import DataMismatchError, TransferError
 from iobench.regular_file import open_regular
 from iobench.units import MIB
 from iobench.writers.image import AnyMemory, Bytes, FileImage
@@ -22,35 +20,6 @@ BLOCK_BYTES = 8 * MIB
 
 class LocalDamageError(DataMismatchError):
     """The local files of a checkpoint cannot be read, or are not those of its manifest."""
-
-
-def open_own(path: Path, flags: int, directory: int | None = None) -> int:
-    """Open, or make, a file that a Checkpointer writes; links, symbolic and hard, are refused.
-
-    Others may write to the directory of a shared project. A link there could lead to a file of
-    this user, and a pipe would block the trainer. `directory` is a descriptor of its directory.
-    """
-    name = path if directory is None else path.name
-    flags |= os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    try:
-        fd = os.open(name, flags, 0o666, dir_fd=directory)
-    except OSError as error:
-        if error.errno in (errno.ELOOP, errno.ENXIO):  # ENXIO: a socket, a pipe without a reader
-            raise foreign(path) from error
-        raise
-    found = os.fstat(fd)
-    if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
-        os.close(fd)
-        raise foreign(path)
-    os.set_blocking(fd, True)  # io_uring returns EAGAIN otherwise
-    return fd
-
-
-def foreign(path: Path) -> TargetError:
-    """Return the error of a `path` that leads somewhere else."""
-    return TargetError(
-        f"{path}: is a link, a special file or another user's: no Checkpointer made it; remove it"
-    )
 
 
 class SourceFile:

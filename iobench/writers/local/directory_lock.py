@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import json
 import os
 import secrets
 import socket
-import stat
 import time
 import weakref
 from pathlib import Path
 
 from iobench.errors import TargetError, TransferError, transfer_errors
-from iobench.regular_file import read_regular
+from iobench.regular_file import open_own, read_regular
 from iobench.writers.local.new_file import make_directories
 
 LOCK = ".iobench-lock"
@@ -34,14 +32,13 @@ class DirectoryLock:
         """`holder`: what holds the lock, for messages."""
         self._path, self._holder = directory / LOCK, holder
         self._fd, self._note = -1, b""
-        fd = _open(self._path)
-        try:
-            self._take(fd)
-        except BaseException as error:
-            os.close(fd)
-            if isinstance(error, OSError) and not isinstance(error, TargetError):
-                raise TransferError.wrap(error, "locking", self._path) from error
-            raise
+        with transfer_errors("locking", self._path):
+            fd = open_own(self._path, os.O_RDWR | os.O_CREAT)
+            try:
+                self._take(fd)
+            except BaseException:
+                os.close(fd)
+                raise
         self._fd = fd
         _held.add(self)
 
@@ -104,32 +101,6 @@ class DirectoryLock:
         _held.discard(self)
         if fd >= 0:
             os.close(fd)
-
-
-def _open(path: Path) -> int:
-    """Return a descriptor of the lock file; create the file if it is missing.
-
-    Links are refused, symbolic and hard. In a directory that others may write to, a link could
-    lead to a victim's file, and the note would overwrite it.
-    """
-    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-    try:
-        fd = os.open(path, flags, 0o666)
-        found = os.fstat(fd)
-    except OSError as error:
-        if error.errno == errno.ELOOP:
-            raise _foreign(path) from error
-        raise TransferError.wrap(error, "locking", path) from error
-    if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
-        os.close(fd)
-        raise _foreign(path)
-    return fd
-
-
-def _foreign(path: Path) -> TargetError:
-    return TargetError(
-        f"{path}: is a link or not a regular file, so no Checkpointer made it; remove it"
-    )
 
 
 def lock_directory(directory: Path, holder: str = "Checkpointer") -> DirectoryLock:

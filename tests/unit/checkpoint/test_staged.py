@@ -254,7 +254,7 @@ def test_what_others_put_at_its_name(tmp_path: Path, plant: Callable[[Path, Path
     victim.write_text("x" * 1000)
     (tmp_path / "run").mkdir()
     plant(victim, tmp_path / "run" / LOCK)
-    with pytest.raises(TargetError, match="is a link or not a regular file"):
+    with pytest.raises(TargetError, match="is a link, a special file"):
         DirectoryLock(tmp_path / "run")
     assert victim.read_text() == "x" * 1000
 
