@@ -125,10 +125,8 @@ class GivenTiers:
             )
         memories = [one for one in tiers if isinstance(one, Memory)]
         remote = [one for one in tiers if isinstance(one, Remote)]
-        if len(remote) > 1:
-            raise OptionError(f"tiers: {len(remote)} remote tiers; one is possible")
-        if remote and tiers[-1] is not remote[0]:
-            raise OptionError("tiers: the order is Memory, Remote: the nearest tier first")
+        if [*memories, *remote[:1]] != [*tiers]:
+            raise OptionError("tiers: the order is Memory, Remote, with one remote tier at most")
         names = [str(one) for one in memories]
         if len(set(names)) < len(names):
             raise OptionError(f"tiers: the same memory twice: {', '.join(names)}")

@@ -28,7 +28,7 @@ from iobench.writers.s3_store.parts import (
     StreamParts,
     part_size_for,
 )
-from iobench.writers.s3_store.target import S3Target, is_s3
+from iobench.writers.s3_store.target import S3Target
 from iobench.writers.s3_store.upload import ResumedUpload, S3Upload
 from iobench.writers.stream import BlockStream, Sink
 from iobench.writers.transfer import Meter, Transfer
@@ -144,12 +144,6 @@ class S3Writer(Writer):
         self.client.close()
 
     def available(self, target: str | Path = ".") -> Availability:
-        if not boto3_missing() and not is_s3(target):
-            return Availability(
-                ok=False,
-                reason="it writes to buckets, but the target is a directory.",
-                remedy="Give --target s3://bucket/prefix, or use --s3-local with iobench run.",
-            )
         try:
             self._probe(target)
         except IobenchError as error:

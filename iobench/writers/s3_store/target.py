@@ -31,7 +31,9 @@ class S3Target:
         """Parse `target`. Raises UsageError for anything but `s3://bucket[/key]`."""
         if not is_s3(target):
             shown = os.fspath(target) if isinstance(target, str | PurePath) else target
-            raise UsageError(f"{shown}: writer 's3' needs a target s3://bucket/prefix")
+            raise UsageError(
+                f"{shown}: writer 's3' needs a target s3://bucket/prefix (iobench run: --s3-local)"
+            )
         bucket, _, key = str(target).removeprefix(SCHEME).partition("/")
         # The message does not show the target: with @ or : it may contain credentials.
         if not bucket or {"@", ":"} & {*bucket}:

@@ -127,34 +127,23 @@ def test_a_direct_save_is_known_at_once(tmp_path: Path) -> None:
     assert [copy.state for copy in follower.copies(_saved(2))] == ["durable", "waiting"]
 
 
-@pytest.mark.parametrize(
-    "order",
-    [
-        {"do": "send", "files": "no list"},
-        {"do": "send", "files": []},
-    ],
-)
-def test_every_order_gets_an_answer(order: dict[str, Any], tmp_path: Path) -> None:
-    """Rank 0 waits for it without a deadline."""
-    hub = _Hub(order)
+@pytest.mark.parametrize("fails", [None, ValueError("no such profile")])
+@pytest.mark.parametrize("order", [{"files": "no list"}, {"files": []}, {}], ids=str)
+def test_every_order_gets_an_answer(
+    order: dict[str, Any], fails: Exception | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 0 waits for it without a deadline. An error of a client ends no thread."""
+
+    def renew(self: RemoteTier) -> None:
+        if fails is not None:
+            raise fails
+
+    monkeypatch.setattr(RemoteTier, "renew", renew)
+    hub = _Hub({"do": "send", **order})
     _follower(hub, tmp_path).drain._run()
     ((answer),) = hub.answers
     assert answer["host"] == "node1"
     assert answer["error"][0] == 3  # of TransferError
-
-
-def test_an_answer_when_the_remote_tier_cannot_begin_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An error of a client that is not of iobench ends no thread."""
-
-    def renew(self: RemoteTier) -> None:
-        raise ValueError("no such profile")
-
-    monkeypatch.setattr(RemoteTier, "renew", renew)
-    hub = _Hub({"do": "send"})
-    _follower(hub, tmp_path).drain._run()
-    assert len(hub.answers) == 1
 
 
 def test_a_direct_save_is_recorded_before_the_drain_knows_it() -> None:

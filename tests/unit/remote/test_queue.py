@@ -9,6 +9,7 @@ from typing import Any, get_args
 import pytest
 
 from iobench.checkpoint.save import CopyState
+from iobench.remote.drain import late
 from iobench.remote.queue import NOT_DURABLE, PENDING, DrainQueue, Queued
 
 
@@ -67,8 +68,8 @@ def test_ten_thousand_saves_leave_no_growing_list() -> None:
             assert queue.move(entry, "durable", of=NOT_DURABLE)
             assert queue.move(entry, "verified", of=["durable"])
             remote = [*remote, entry.step][-3:]
-        for late in queue.pending()[3:]:
-            assert queue.move(late, "dropped", of=PENDING)
+        for old in queue.pending()[3:]:
+            assert queue.move(old, "dropped", of=PENDING)
         dropped = [one for one in local[:-3] if one not in queue.unsettled(local)]
         local = [one for one in local if one not in dropped]
         for step in dropped:
@@ -92,3 +93,14 @@ def test_the_order_of_copies() -> None:
             order.append(entry.step)
             assert queue.move(entry, "verified", of=PENDING)
         assert order == expected
+
+
+def test_what_has_waited_too_long() -> None:
+    """It is exact at the limit."""
+    three = [
+        Queued(step=step, serial=step, since_s=since_s, created_s=0.0)
+        for step, since_s in ((3, 9.0), (2, 5.0), (1, 1.0))
+    ]
+    assert late(three, 9.0, 10.0) == []
+    assert [one.step for one, _ in late(three, 4.9, 10.0)] == [2, 1]
+    assert late(three, 5.0, 10.0)[0][1] == "it waited 9 s, max_backlog is 5 s"
