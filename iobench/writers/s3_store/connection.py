@@ -103,6 +103,8 @@ def _limited(connection: Any, limit: TimeLimit) -> Any:
 
         def getresponse(self, *given: Any, **named: Any) -> Any:
             self.timeout = limit.at_most(self.timeout)
+            if self.sock is not None:  # urllib3 1 has set this timeout alone
+                self.sock.settimeout(limit.at_most(self.sock.gettimeout()))
             return super().getresponse(*given, **named)
 
     return LimitedConnection

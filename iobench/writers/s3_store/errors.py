@@ -21,11 +21,11 @@ from iobench.errors import (
 _CUT = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)
 _THROTTLING = {
     *("SlowDown", "Throttling", "ThrottlingException", "RequestLimitExceeded"),
-    *("TooManyRequests", "ServiceUnavailable", "503", "429", "RequestThrottled"),
+    *("TooManyRequests", "ServiceUnavailable", "RequestThrottled"),
 }
 _TRANSIENT = {
     *("InternalError", "RequestTimeout", "RequestTimeoutException", "OperationAborted"),
-    *("500", "502", "504", "IncompleteBody", "BadDigest"),
+    *("IncompleteBody", "BadDigest"),
 }
 _LOGIN_HELP = (
     "Set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or give the machine a role; "
