@@ -113,25 +113,15 @@ def test_made_parents_are_synced(
     assert synced == [str(tmp_path), str(tmp_path / "a")]
 
 
-def test_others_are_kept(tmp_path: Path) -> None:
-    """Entries without a counterpart in the new directory: files, directories and links."""
-    final = tmp_path / "last"
-    publish(final, "1", "a", "logs/x")
-    (final / "link").symlink_to("nowhere")
-    publish(final, "2", "a", keep_others=True)
-    assert tree(tmp_path) == {"last/a": "2", "last/logs/x": "1"}
-    assert (final / "link").is_symlink()
-
-
-def test_what_others_make_meanwhile_is_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """While the files are synced: new ones, also in a directory that was there, and replaced ones.
+def test_what_others_make_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the save: files, directories and links. While its files are synced: new ones, also in
+    a directory that was there, and replaced ones.
 
     What the save made takes the place of what was there, as ever.
     """
     final = tmp_path / "last"
     publish(final, "1", "a", "shards/old", "logs/x", "notes")
+    (final / "link").symlink_to("nowhere")
     os.utime(final / "notes", (1, 1))
     sync, synced = staged_directory._sync_tree, []
 
@@ -151,6 +141,7 @@ def test_what_others_make_meanwhile_is_kept(
     publish(final, "2", "a", "shards/new", keep_others=True)
     late = ("new", "logs/y", "deep/z", "notes")
     assert tree(final) == {"a": "2", "shards/new": "2", "logs/x": "1"} | dict.fromkeys(late, "late")
+    assert (final / "link").is_symlink()
     assert os.listdir(tmp_path) == ["last"]
     assert synced[-1] == final  # the late ones are durable too
 

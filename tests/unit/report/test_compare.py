@@ -102,13 +102,11 @@ def test_the_saves_of_one_writer_that_sleeps_are_the_one_regression() -> None:
     assert others == [Finding.NONE] * 5
 
 
-def test_faster_is_better() -> None:
+def test_what_is_no_regression() -> None:
+    """Faster, and worse by less than the threshold."""
     found = findings(REFERENCE, slowed("buffered", "restore", 0.8))
     assert found.pop(("buffered", "restore")) is Finding.BETTER
     assert set(found.values()) == {Finding.NONE}
-
-
-def test_worse_by_less_than_the_threshold_is_no_regression() -> None:
     comparison = compare([REFERENCE], [slowed("odirect", "save", 1.1)], 0.2)
     assert comparison.regressions == []
     assert Finding.WORSE in {row.finding for row in comparison.rows}
@@ -408,17 +406,14 @@ def test_unlike_runs_are_refused_unless_forced(tmp_path: Path) -> None:
     assert "unlike runs, compared by force: kernel" in printed
 
 
-def test_figures_that_became_invalid_fail(tmp_path: Path) -> None:
-    old = save_as(REFERENCE, tmp_path / "old.jsonl")
-    new = save_as(changed(lambda s: replace(s, cold=None)), tmp_path / "new.jsonl")
-    error, _ = run(old, new)
-    assert type(error) is IobenchError
-    assert "INVALID now" in str(error)
-
-
 @pytest.mark.parametrize("repetition", [0, 4])
 def test_a_writer_that_broke_is_exit_code_1(tmp_path: Path, repetition: int) -> None:
+    """Or whose figures became INVALID."""
     old = save_as(REFERENCE, tmp_path / "old.jsonl")
+    warm = save_as(changed(lambda s: replace(s, cold=None)), tmp_path / "warm.jsonl")
+    error, _ = run(old, warm)
+    assert type(error) is IobenchError
+    assert "INVALID now" in str(error)
     new = save_as(failing("odirect", "save", repetition), tmp_path / "new.jsonl")
     error, printed = run(old, new)
     assert type(error) is IobenchError
@@ -475,27 +470,17 @@ def test_the_rows_of_a_comparison_share_its_error() -> None:
     assert "the intervals of all rows hold together in 95% of comparisons" in stream.getvalue()
 
 
-def test_markdown_for_a_pull_request() -> None:
-    stream = io.StringIO()
-    render(
-        compare_document(compare([REFERENCE], [slowed("odirect", "save", 1.1)], 0.05)),
-        "md",
-        stream,
-    )
-    lines = stream.getvalue().splitlines()
+def test_markdown_and_json() -> None:
+    """Markdown for a pull request; JSON is unrounded and plain."""
+    slower = compare_document(compare([REFERENCE], [slowed("odirect", "save", 1.1)], 0.05))
+    markdown, plain = io.StringIO(), io.StringIO()
+    render(slower, "md", markdown)
+    lines = markdown.getvalue().splitlines()
     assert lines[0] == "**llama7b: 1 regression**  "
     assert any(line.startswith("| writer | operation | before GiB/s |") for line in lines)
     assert any(line.startswith("| odirect | save | 1.28 | 1.16 | 0.909 |") for line in lines)
-
-
-def test_json_is_unrounded_and_plain() -> None:
-    stream = io.StringIO()
-    render(
-        compare_document(compare([REFERENCE], [slowed("odirect", "save", 1.1)], 0.05)),
-        "json",
-        stream,
-    )
-    document = json.loads(stream.getvalue())
+    render(slower, "json", plain)
+    document = json.loads(plain.getvalue())
     assert document["schema"] == "iobench.compare/3"
     row = next(row for row in document["rows"] if row["regression"])
     assert row["ratio"] == pytest.approx(1 / 1.1, rel=1e-12)

@@ -61,21 +61,18 @@ def test_without_a_change_the_answer_says_so(burst: ResultFile) -> None:
     assert lines[0].endswith(", 9.99 MiB/s (10.47 MB/s)")
 
 
-def test_a_figure_that_does_not_count_has_no_such_lines(burst: ResultFile) -> None:
-    """Its saves have lost a byte."""
-    short = tuple(replace(one, bytes=one.bytes - 1) for one in burst.samples)
-    assert "Over time" not in said(replace(burst, samples=short))
-
-
 def test_too_few_rounds_are_not_called_steady(burst: ResultFile) -> None:
     early = tuple(one for one in burst.samples if one.repetition < 8)
     lines = said(replace(burst, samples=early))["Over time"]
     assert lines[-1].startswith("not known to be steady: 0 of 5 rounds of 60 s; saves took 95% of")
 
 
-def test_a_run_of_repetitions_has_no_such_lines(example: ResultFile) -> None:
+def test_others_have_no_such_lines(burst: ResultFile, example: ResultFile) -> None:
+    """A run of repetitions, and saves that have lost a byte: their figure does not count."""
     assert "Over time" not in said(example)
     assert all("over_time" not in one for one in to_plain(summarise(example))["summaries"])
+    short = tuple(replace(one, bytes=one.bytes - 1) for one in burst.samples)
+    assert "Over time" not in said(replace(burst, samples=short))
 
 
 def test_a_rate_that_moves_until_the_end_asks_for_more_time(burst: ResultFile) -> None:

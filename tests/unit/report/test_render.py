@@ -205,10 +205,11 @@ def test_settings_of_one_writer_are_labelled_by_their_differences(example: Resul
 
 
 def test_a_reason_of_some_rows_names_them(example: ResultFile) -> None:
+    """Square brackets in it are no markup."""
     samples = [
-        replace(s, notes=("busy device",)) if s.writer == "odirect" else s for s in example.samples
+        replace(s, notes=("[bold]x[/]",)) if s.writer == "odirect" else s for s in example.samples
     ]
-    assert "busy device [odirect save, odirect restore]\n" in text(
+    assert "[bold]x[/] [odirect save, odirect restore]\n" in text(
         with_samples(example, samples), details=True
     )
 
@@ -229,9 +230,13 @@ def test_axes_are_named_where_they_differ(example: ResultFile) -> None:
 
 
 def test_what_was_not_measured_is_said(example: ResultFile) -> None:
-    shown = text(summarise(replace(example, samples=(), ceiling=())), details=True)
+    """Of the operations, of fio, and of the machine."""
+    run = replace(example.run, environment=Environment(machine=Machine(), storage=Storage()))
+    empty = replace(example, samples=(), ceiling=(), run=run)
+    shown = text(summarise(empty), details=True)
     assert "nothing was measured" in shown
     assert "fio: not measured (no fio job ran)" in shown
+    assert "machine not known" in shown
 
 
 def test_a_slow_rate_has_two_digits(example: ResultFile) -> None:
@@ -243,17 +248,6 @@ def test_a_slow_rate_has_two_digits(example: ResultFile) -> None:
     assert "0.0095" in rates
     assert not rates & {"0.00", "0.01"}
     assert "0.0095 GiB/s" in found.answer[0].texts[0]
-
-
-def test_square_brackets_in_names_are_no_markup(example: ResultFile) -> None:
-    samples = [replace(s, notes=("[bold]x[/]",)) for s in example.samples]
-    assert "[bold]x[/]" in text(with_samples(example, samples), details=True)
-
-
-def test_an_unknown_environment_is_shown(example: ResultFile) -> None:
-    empty = Environment(machine=Machine(), storage=Storage())
-    result = replace(example, run=replace(example.run, environment=empty))
-    assert "machine not known" in text(summarise(result), details=True)
 
 
 def test_csv_has_a_line_per_summary(example: ResultFile) -> None:
