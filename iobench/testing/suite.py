@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import ModuleType
 
@@ -17,6 +18,7 @@ from iobench.testing import (
 )
 from iobench.testing.check import Check
 from iobench.testing.harness import MakeWriter
+from iobench.testing.target import TestTarget
 
 _MODULES: tuple[ModuleType, ...] = (
     check_bytes,
@@ -48,12 +50,27 @@ def check_writer(make_writer: MakeWriter, directory: str | Path) -> None:
 
     Raises an ExceptionGroup of the errors, each with the claim of its check as a note.
     """
+    checks = writer_checks(stores=make_writer().stores)
+    run_checks(checks, make_writer, lambda _: directory)
+
+
+def run_checks(
+    checks: Iterable[Check],
+    make_writer: MakeWriter,
+    target: Callable[[Check], TestTarget | str | Path],
+    then: Callable[[], None] = lambda: None,
+) -> None:
+    """Run each check with its own target, and `then` after it. Raise the errors of all checks."""
     failures: list[Exception] = []
-    for item in writer_checks(stores=make_writer().stores):
+    for check in checks:
         try:
-            item(make_writer, directory)
+            check(make_writer, target(check))
+            then()
         except Exception as error:  # noqa: BLE001 -- all errors are raised together
-            error.add_note(f"{item.name}: {item.claim}")
+            error.add_note(f"{check.name}: {check.claim}")
             failures.append(error)
     if failures:
-        raise ExceptionGroup(f"{len(failures)} checks of {make_writer()!r} failed", failures)
+        names = ", ".join(failure.__notes__[-1].partition(":")[0] for failure in failures)
+        raise ExceptionGroup(
+            f"{len(failures)} checks of {make_writer()!r} failed: {names}", failures
+        )

@@ -4,11 +4,12 @@ import functools
 from collections.abc import Iterator
 
 import pytest
-from support.check_groups import check_groups, run_checks
+from support.check_groups import check_groups
 from support.fake_device import FakeDevice, on_device
 from support.s3_servers import s3_server
 
 from iobench.testing import Bucket, Check
+from iobench.testing.suite import run_checks
 from iobench.writers import registry
 
 _SETTINGS: dict[str, dict[str, object]] = {

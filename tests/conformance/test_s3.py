@@ -5,10 +5,11 @@ import secrets
 from collections.abc import Iterator
 
 import pytest
-from support.check_groups import GROUPS, check_groups, run_checks
+from support.check_groups import GROUPS, check_groups
 from support.s3_servers import SERVERS, s3_server
 
 from iobench.testing import Bucket, Check, LocalS3
+from iobench.testing.suite import run_checks
 from iobench.writers import registry
 
 _SETTINGS = (

@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.check_groups import run_checks
 from support.s3_servers import s3_server
 from support.s3fs import mounted_s3fs
 
 from iobench.errors import UnavailableError
 from iobench.testing import Directory, writer_checks
+from iobench.testing.suite import run_checks
 from iobench.writers import registry
 
 _OF_EACH = (

@@ -8,12 +8,13 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from support.check_groups import check_groups, run_checks
+from support.check_groups import check_groups
 
 from iobench import linux
 from iobench.bench.targets.instruments import Instruments
 from iobench.environment import DeviceCounters, DeviceMonitor
 from iobench.testing import check_durability, check_writer, writer_checks
+from iobench.testing.suite import run_checks
 from iobench.writers.buffered import BufferedWriter
 from iobench.writers.image import FileImage
 from iobench.writers.local import posix

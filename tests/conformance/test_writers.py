@@ -5,9 +5,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from support.check_groups import GROUPS, check_groups, run_checks
+from support.check_groups import GROUPS, check_groups
 
 from iobench.testing import Check
+from iobench.testing.suite import run_checks
 from iobench.writers import registry
 from iobench.writers.base import Writer
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.check_groups import check_groups, run_checks
+from support.check_groups import check_groups
 from support.fake_cufile import FakeCuFile
 from support.fake_device import FakeDevice, on_device
 from support.forked import in_child
@@ -19,6 +19,7 @@ from iobench import linux
 from iobench.environment import gpu
 from iobench.errors import TransferError, UnavailableError
 from iobench.testing import Check, content
+from iobench.testing.suite import run_checks
 from iobench.writers import gds
 from iobench.writers.gds import GdsWriter
 from iobench.writers.image import FileImage, WatchedImage
