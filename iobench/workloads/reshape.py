@@ -14,6 +14,7 @@ from typing import Self, get_args
 
 from iobench.errors import OptionError, UnknownNameError
 from iobench.units import format_size_exact, parse_size
+from iobench.workloads.layouts.huggingface import split_shards
 from iobench.workloads.layouts.layout import file_of
 from iobench.workloads.specs import FileFormat, FileSpec, TensorSpec
 
@@ -65,20 +66,8 @@ class Granularity:
                 dealt.setdefault(f"layer-{found[1]}" if found else "rest", []).append(tensor)
             yield from dealt.items()
         else:
-            for number, shard in enumerate(self._shards(tensors)):
+            for number, shard in enumerate(split_shards(tensors, self.shard_bytes)):
                 yield f"shard-{number:05}", shard
-
-    def _shards(self, tensors: Iterable[TensorSpec]) -> Iterator[list[TensorSpec]]:
-        shard: list[TensorSpec] = []
-        used = 0
-        for tensor in tensors:
-            if shard and used + tensor.size_bytes > self.shard_bytes:
-                yield shard
-                shard, used = [], 0
-            shard.append(tensor)
-            used += tensor.size_bytes
-        if shard:
-            yield shard
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ order that of Trainer._save_checkpoint.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -65,7 +65,7 @@ def export_files(model: Model, dtype: str, max_shard_size: int) -> Iterator[File
     yield index_file("model.safetensors.index.json", shards, model.num_parameters)
 
 
-def split_shards(tensors: list[TensorSpec], max_shard_size: int) -> list[list[TensorSpec]]:
+def split_shards(tensors: Iterable[TensorSpec], max_shard_size: int) -> list[list[TensorSpec]]:
     """Split `tensors` greedily, in state dict order. A tensor above the limit is a shard alone.
 
     Source: huggingface_hub/serialization/_base.py, split_state_dict_into_shards_factory.
