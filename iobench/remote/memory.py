@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import itertools
 import mmap
 import os
 import stat
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 
@@ -285,11 +284,10 @@ class MemorySlot(Slot):
     pages are made at the first access.
     """
 
-    def __init__(self, number: int, memory: Bytes, tier: str, *, lazy: bool) -> None:
+    def __init__(self, memory: Bytes, tier: str, *, lazy: bool) -> None:
         super().__init__()
         self._use(memory)
-        self.number, self.tier = number, tier
-        self.busy, self._lazy = False, lazy
+        self.tier, self.busy, self._lazy = tier, False, lazy
         self.save: Save | None = None
         self.kept: Kept | None = None
 
@@ -302,10 +300,6 @@ class MemorySlot(Slot):
     def free(self) -> None:
         self.kept, self.save = None, None
         super().free()
-
-    def __lt__(self, other: Any) -> bool:
-        """Slots that were made first are in the faster memory."""
-        return bool(self.number < other.number)
 
 
 class MemoryPool(SlotPool):
@@ -328,16 +322,11 @@ class MemoryPool(SlotPool):
         self.tiers, self._sharers = list(tiers), sharers
         self._unit = max(linux.PAGE, *(tier.unit for tier in tiers))
         self._spare = min((available_bytes() or 0) // _SPARE_PART, _MOST_SPARE)
-        self._numbers = itertools.count()
         self._counted = 0
 
     def slots(self) -> list[MemorySlot]:
-        """Return the slots that have memory, those that were made first first. In any thread."""
-        return sorted(slot for slot in cast(list[MemorySlot], self._existing()) if len(slot.memory))
-
-    @property
-    def size_bytes(self) -> int:
-        return sum(len(slot.memory) for slot in self.slots())
+        """Return the slots that have memory: those made first are in the fastest. In any thread."""
+        return [slot for slot in cast(list[MemorySlot], self._existing()) if len(slot.memory)]
 
     def counted(self, size_bytes: int) -> int:
         """Return how many slots of `size_bytes` there are or could be, 512 at most.
@@ -394,7 +383,7 @@ class MemoryPool(SlotPool):
         """Return a new slot in the first tier with room for it; None without one."""
         for tier, room in zip(self.tiers, self._rooms(), strict=True):
             if room >= self._size and (memory := tier.new(self._size)) is not None:
-                slot = MemorySlot(next(self._numbers), memory, tier.name, lazy=tier.lazy)
+                slot = MemorySlot(memory, tier.name, lazy=tier.lazy)
                 return self._noted(slot)
         return None
 
