@@ -6,7 +6,7 @@ The Committer knows no more of them. Formats and places know nothing of the Comm
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -54,10 +54,10 @@ class SaveParticipant:
     def start(self) -> None:
         """Look which checkpoints there are; release what no checkpoint needs."""
 
-    def make_room(self, *ways: Callable[[], bool | None]) -> None:
-        """Release what is free; while nothing more can be held, try the `ways` to free something.
+    def make_room(self, freeing: Iterator[None]) -> None:
+        """Release what is free; while nothing more can be held, let `freeing` free one thing more.
 
-        One that returns True may free more. Raises UsageError when nothing can be freed.
+        Raises UsageError at its end.
         """
 
     def added_to(self, state: Any) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -145,7 +145,7 @@ class Saving:
     def _ask(self, state: Any, save: Save) -> _Asked:
         """Tell the other ranks about `save`. An error here is raised in all ranks."""
         step = save.step
-        self.participant.make_room(self.finish, self._tidy, self._settle_copy)
+        self.participant.make_room(self._freeing())
         if self.tier is not None:
             save.tiers = self.tier.copies
             save.backlog_wait_s = self.tier.drain.wait_for_backlog()
@@ -269,13 +269,13 @@ class Saving:
             self.finish_copy()
             self.persister.wait()
 
-    def _tidy(self) -> None:
+    def _freeing(self) -> Iterator[None]:
+        """Free what the participant holds for checkpoints, one thing after the other."""
         assert self.ledger is not None  # ranks of a job never ask for room
+        self.finish()
+        yield
         self.ledger.tidy()
-
-    def _settle_copy(self) -> bool:
-        """Wait until the remote tier has one more state of the participant; return whether so."""
-        if self.tier is None or not self.tier.drain.settle_one():
-            return False
-        self._tidy()
-        return True
+        yield
+        while self.tier is not None and self.tier.drain.settle_one():
+            self.ledger.tidy()
+            yield

@@ -10,7 +10,7 @@ import contextlib
 import secrets
 import threading
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -130,17 +130,11 @@ class PinLedger(SaveParticipant):
                 self._own.add(pin.name)
         self.sweep()
 
-    def make_room(self, *ways: Callable[[], bool | None]) -> None:
-        """Release what is free. While no pin is left, try the `ways` to free one.
-
-        Raises UsageError when all pins belong to checkpoints.
-        """
+    def make_room(self, freeing: Iterator[None]) -> None:
+        """Release what is free. Raises UsageError when all pins belong to checkpoints."""
         self.sweep()
-        for way in ways:
-            more: bool | None = True
-            while more and self._full:
-                more = way()
-                self.sweep()
+        while self._full and next(freeing, "nothing more") is None:
+            self.sweep()
         if self._full:
             raise UsageError(
                 f"all pins={self._layout.pins} of the offloaded optimizer belong to checkpoints; "
