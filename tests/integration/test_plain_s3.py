@@ -45,18 +45,15 @@ def test_a_store_that_does_not_answer(load, name: str) -> None:
 
 
 @LOADS
-def test_a_store_that_is_busy(load, name: str, server) -> None:
-    server.objects[name] = b"any"
+def test_an_object_that_cannot_be_loaded(load, name: str, server) -> None:
+    """The store is busy; then the object is neither of torch nor of safetensors."""
+    server.objects[name] = b"neither torch's nor safetensors'" * 9
     for operation in ("head", "get"):
         server.fail(operation, answer(503, "SlowDown"), times=9)
     with pytest.raises(TransferError) as refused:
         load(f"s3://bucket/{name}", writer=writer(server.endpoint_url))
     assert refused.value.errno == errno.EAGAIN
-
-
-@LOADS
-def test_an_object_that_is_damaged(load, name: str, server) -> None:
-    server.objects[name] = b"neither torch's nor safetensors'" * 9
+    server.forget_faults()
     with pytest.raises(DataMismatchError):
         load(f"s3://bucket/{name}", writer=writer(server.endpoint_url))
 

@@ -180,10 +180,6 @@ class Handler(BaseHTTPRequestHandler):
             self.answer(204)
 
     def _delete(self, _: bytes) -> None:
-        wanted = self.headers.get("If-Match")
-        if wanted and self.key in self.script.objects and wanted != self.stored_etag:
-            self.error(412, "PreconditionFailed")
-            return
         self.script.objects.pop(self.key, None)
         self.answer(204)
 
