@@ -149,13 +149,16 @@ class RemoteTier:
 
     def __init__(self, options: Remote) -> None:
         self.options = options
-        self.writer = options.new_writer()
-        self.store: CheckpointStore = store_at(options.location, self.writer)
-        self.direct_writer = _another(self.writer)
-        """For saves that go here directly: in a bucket with connections of its own."""
+        self._begin()
         self._ledger: Ledger | None = None
         self.alone = threading.RLock()
         """While a copy is published: no direct save is written, and none begins."""
+
+    def _begin(self) -> None:
+        self.writer = writer = self.options.new_writer()
+        self.store: CheckpointStore = store_at(self.options.location, writer)
+        self.direct_writer = S3Writer(writer.options) if isinstance(writer, S3Writer) else writer
+        """For saves that go here directly: in a bucket with connections of its own."""
 
     def __str__(self) -> str:
         return str(self.store)
@@ -193,9 +196,7 @@ class RemoteTier:
         with self.alone:
             self.close()
             if isinstance(self.options.writer, str):
-                self.writer = self.options.new_writer()
-                self.store = store_at(self.options.location, self.writer)
-                self.direct_writer = _another(self.writer)
+                self._begin()
 
     @property
     def is_open(self) -> bool:
@@ -293,8 +294,3 @@ class RemoteTier:
                 self.direct_writer.close()
             if isinstance(self.options.writer, str):
                 self.writer.close()
-
-
-def _another(writer: Writer) -> Writer:
-    """Return a writer to a bucket with the same options, or `writer` itself for a directory."""
-    return S3Writer(writer.options) if isinstance(writer, S3Writer) else writer
