@@ -20,6 +20,7 @@ import contextlib
 import errno
 import functools
 import os
+import tempfile
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, islice
@@ -39,12 +40,7 @@ from iobench.writers.direct.file import IoPath, PathFile, PathSupport
 from iobench.writers.direct.ring import PyuringRing
 from iobench.writers.image import AnyMemory, Bytes, Extent, FileImage, FileRanges, Ranges
 from iobench.writers.local.direct_file import NO_DIRECT_REMEDY, round_up
-from iobench.writers.local.new_file import (
-    NewFile,
-    ProbeFile,
-    reserve_blocks,
-    try_directory,
-)
+from iobench.writers.local.new_file import NewFile, reserve_blocks, try_directory
 from iobench.writers.local.posix import TOGETHER, OpenRead, PosixWriter
 from iobench.writers.options import WriterOptions
 from iobench.writers.stream import BlockStream, PlainSink
@@ -100,8 +96,9 @@ class FileWriter(PosixWriter):
             return answer
         meter = Meter()
         try:
-            with ProbeFile(os.path.join(target, "probe"), meter) as file:
-                self._try(file, meter)
+            # It has no name, so that a killed process leaves nothing.
+            with tempfile.TemporaryFile(dir=target) as file:
+                self._try(file.fileno(), os.path.join(target, "probe"), meter)
         except UnavailableError as error:
             return Availability(ok=False, reason=error.reason, remedy=error.remedy)
         except OSError as error:
@@ -114,13 +111,13 @@ class FileWriter(PosixWriter):
             )
         return Availability(ok=True, reason=self._restriction(meter))
 
-    def _try(self, file: NewFile, meter: Meter) -> None:
+    def _try(self, fd: int, path: str, meter: Meter) -> None:
         """Write as little as possible by the path of large operations."""
-        with self._file(file.fd, file.path, writing=True) as probed:
+        with self._file(fd, path, writing=True) as probed:
             least = probed.unit if self._how.only else round_up(self._how.small_size, linux.PAGE)
         image = FileImage.of("probe", [self._probe_memory(least)])
         with self._reachable(image, meter) as reachable:
-            self._send(file, reachable, meter)
+            self._send_ranges(fd, path, reachable, [(0, least)], meter)
         self._admits_ring(meter)
 
     def _probe_memory(self, size_bytes: int) -> AnyMemory:

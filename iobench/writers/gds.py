@@ -263,7 +263,7 @@ class GdsWriter(ODirectWriter):
     Options = GdsOptions
     options: GdsOptions
 
-    # `_send` and `_receive` decide for each image who takes it.
+    # `_send_ranges` and `_receive_files` decide for each image who takes it.
     _write_batch = PosixWriter._write_batch
     read_many = PosixWriter.read_many
 
@@ -284,9 +284,11 @@ class GdsWriter(ODirectWriter):
 
         return cuda_device(torch.device("cuda")).allocate(size_bytes)
 
-    def _send(self, file: NewFile, image: FileImage, meter: Meter) -> None:
-        if not self._by_cufile(file.fd, image, [(0, image.size_bytes)], meter, writes=True):
-            super()._send(file, image, meter)
+    def _send_ranges(
+        self, fd: int, path: str, image: FileImage, ranges: Ranges, meter: Meter
+    ) -> None:
+        if not self._by_cufile(fd, image, ranges, meter, writes=True):
+            super()._send_ranges(fd, path, image, ranges, meter)
 
     def _receive_files(self, reads: Sequence[OpenRead], meter: Meter) -> None:
         for one in reads:

@@ -1,4 +1,4 @@
-"""NewFile: written under a temporary name and published whole. ProbeFile: for trial writes.
+"""NewFile: written under a temporary name and published whole.
 
 A new file keeps the metadata of the file that it replaces.
 """
@@ -27,9 +27,6 @@ PART_SUFFIX = ".iobench-part"
 """The suffix of a temporary name. A killed process leaves files with this suffix."""
 
 _NO_FALLOCATE = {errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
-
-_NO_TMPFILE = {errno.EOPNOTSUPP, errno.ENOSYS, errno.EISDIR}
-
 
 _unsynced: set[str] = set()
 """New directories whose names may not be durable yet. Every writer below them syncs those names."""
@@ -210,7 +207,7 @@ class NewFile:
         self._live = False
         with contextlib.suppress(OSError):  # the bytes are not needed any more
             self._close()
-        if self.part and os.getpid() == self._pid:
+        if os.getpid() == self._pid:
             self._unlink()
 
     def _unlink(self) -> None:
@@ -235,24 +232,6 @@ class NewFile:
 
     def __exit__(self, *_: object) -> None:
         self.abandon()
-
-
-class ProbeFile(NewFile):
-    """A file for trial writes, never published.
-
-    On a file system with O_TMPFILE it has no name, so that a killed process leaves nothing. On
-    others it is an ordinary NewFile.
-    """
-
-    def _open(self, directory: str) -> int:
-        try:
-            fd = os.open(directory, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            if error.errno not in _NO_TMPFILE:
-                raise
-            return super()._open(directory)
-        self.part = ""
-        return fd
 
 
 def write_text(path: Path, text: str) -> None:
