@@ -211,7 +211,7 @@ class Persister:
 
     def free(self) -> None:
         """Free the memory of the free slots, and end the thread of `prepare`."""
-        self.pool.close()
+        self.pool.free()
         if self._preparing is not None:
             self._preparing.close(drop=True)  # a page more at most: the slots are freed
             self._preparing = None

@@ -235,13 +235,9 @@ class SlotPool:
         self._free.append(slot)
 
     def free(self) -> None:
-        """Free the memory of the free slots."""
+        """Free the memory of the free slots. More can be taken afterwards."""
         for slot in list(self._free):
             slot.free()
-
-    def close(self) -> None:
-        """Free the memory of the free slots. More can be taken afterwards."""
-        self.free()
 
 
 def _whole_pages(size_bytes: int) -> int:

@@ -213,7 +213,7 @@ class Opening:
             if self.replicator is not None:
                 self.replicator.close(finished=False)
             if self.memory is not None:
-                self.memory.pool.close()
+                self.memory.pool.free()
             self.store.release()
             raise
 

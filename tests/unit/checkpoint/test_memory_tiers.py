@@ -372,7 +372,7 @@ def test_a_limit_that_is_lowered(monkeypatch: pytest.MonkeyPatch) -> None:
     first.free()
     with pytest.raises(StateError, match="does not fit"):
         pool.grow(MIB)
-    pool.close()
+    pool.free()
 
 
 def test_a_slot_that_is_given_back_while_the_size_grows() -> None:
