@@ -156,14 +156,12 @@ def targets_of(
     Raises UsageError for a target that is given twice or that no contender works in, TargetError
     for one that is not writable, and the error of a contender that works in none of them.
     """
-    takes = [[one for one in contenders if _takes(one, location)] for location in locations]
-    for one in contenders:
-        if not any(one in those for those in takes):
-            one.check_scheme(locations[0])
-    for location, those in zip(locations, takes, strict=True):
+    targets = []
+    for location in locations:
+        those = [one for one in contenders if _takes(one, location)]
         if not those:
             contenders[0].check_scheme(location)
-    targets = [target_of(*both) for both in zip(locations, takes, strict=True)]
+        targets.append(target_of(location, those))
     names = [target.location for target in targets]
     for position, name in enumerate(names):
         if name in names[:position]:
