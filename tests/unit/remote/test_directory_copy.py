@@ -43,19 +43,9 @@ def _hidden(final: Path) -> Path:
     return final.with_name(f".step-2.2{DRAINING_SUFFIX}")
 
 
-def _file_link(hidden: Path, victim: Path) -> None:
+def _file(hidden: Path) -> Path:
     (hidden / _NAME).parent.mkdir(parents=True)
-    (hidden / _NAME).symlink_to(victim / "file")
-
-
-def _hard_link(hidden: Path, victim: Path) -> None:
-    (hidden / _NAME).parent.mkdir(parents=True)
-    (hidden / _NAME).hardlink_to(victim / "file")
-
-
-def _pipe(hidden: Path, _: Path) -> None:
-    (hidden / _NAME).parent.mkdir(parents=True)
-    os.mkfifo(hidden / _NAME)
+    return hidden / _NAME
 
 
 def _link_of_the_parent(hidden: Path, victim: Path) -> None:
@@ -63,19 +53,15 @@ def _link_of_the_parent(hidden: Path, victim: Path) -> None:
     (hidden / "part").symlink_to(victim)
 
 
-def _link_of_the_directory(hidden: Path, victim: Path) -> None:
-    hidden.symlink_to(victim)
-
-
-def _file_in_place_of_the_directory(hidden: Path, _: Path) -> None:
-    hidden.write_text("")
-
-
 @pytest.mark.parametrize(
     "plant",
     [
-        *(_file_link, _hard_link, _pipe),
-        *(_link_of_the_parent, _link_of_the_directory, _file_in_place_of_the_directory),
+        lambda hidden, victim: _file(hidden).symlink_to(victim / "file"),
+        lambda hidden, victim: _file(hidden).hardlink_to(victim / "file"),
+        lambda hidden, _: os.mkfifo(_file(hidden)),
+        _link_of_the_parent,
+        Path.symlink_to,
+        lambda hidden, _: hidden.write_text(""),
     ],
 )
 def test_planted_names_are_refused(

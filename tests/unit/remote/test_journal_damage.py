@@ -137,23 +137,13 @@ def test_a_line_without_its_end(tmp_path: Path) -> None:
     assert (len(events), damaged) == (len(_EVENTS) + 1, 0)
 
 
-def _link(path: Path, victim: Path) -> None:
-    path.symlink_to(victim)
-
-
-def _hard_link(path: Path, victim: Path) -> None:
-    path.hardlink_to(victim)
-
-
-def _pipe(path: Path, _: Path) -> None:
-    os.mkfifo(path)
-
-
-def _directory(path: Path, _: Path) -> None:
-    path.mkdir()
-
-
-@pytest.mark.parametrize("plant", [_link, _hard_link, _pipe, _directory])
+@pytest.mark.parametrize(
+    "plant",
+    [
+        *(Path.symlink_to, Path.hardlink_to),
+        *(lambda path, _: os.mkfifo(path), lambda path, _: path.mkdir()),
+    ],
+)
 def test_a_planted_name(plant: Any, tmp_path: Path) -> None:
     """Another user of a shared directory cannot let the trainer write to a file of its user."""
     victim, directory = tmp_path / "victim", tmp_path / "run"
