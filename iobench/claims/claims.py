@@ -69,16 +69,14 @@ class Claim:
 class Study:
     """Claims of one source.
 
-    `every` is the interval of checkpoints in training, in the syntax of `iobench train`, and a
-    block has `intervals` of them. With `interval_claimed` it is part of the claim, and a record
-    with another interval is not comparable.
+    `every` is the interval of checkpoints in training, in the syntax of `iobench train`. With
+    `interval_claimed` it is part of the claim, and a record with another one is not comparable.
     """
 
     name: str
     source: str
     claims: tuple[Claim, ...]
     every: str
-    intervals: int = 3
     interval_claimed: bool = False
 
     @property

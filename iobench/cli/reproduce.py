@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 
 _TRAINED = "1GiB"
+_INTERVALS = 3  # of checkpoints, in a block
 _STEPS = 12  # of a block, at least, if it measures the interval first
 _SMALLEST = 100_000  # parameters: its own forward and backward must fit into the simulated step
 
@@ -126,11 +127,11 @@ def _training(
         arms=[arm_of(side) for side in sides],
         target=Path(target),
         size=size,
-        steps=whole_intervals(about.intervals * int(about.every), int(about.every))
+        steps=whole_intervals(_INTERVALS * int(about.every), int(about.every))
         if about.every.isdecimal()
         else _STEPS,
         every=about.every,
-        intervals=0 if about.every.endswith("%") else about.intervals,
+        intervals=0 if about.every.endswith("%") else _INTERVALS,
         repeat=repeat,
         model_params=_SMALLEST,
         simulate_step=True,
