@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 
 from iobench.bench import fio
@@ -24,7 +24,7 @@ from iobench.bench.ranks.start import Launched, LocalRanks
 from iobench.bench.targets.base import OpenTarget
 from iobench.bench.trial import Trial
 from iobench.environment import Storage
-from iobench.errors import RankError, TargetError
+from iobench.errors import IobenchError, RankError
 from iobench.results import (
     CeilingSample,
     Environment,
@@ -60,6 +60,8 @@ class Runner:
     targets: Mapping[str | None, OpenTarget] = field(init=False)
     ceilings: Sequence[CeilingJobs] = field(init=False)
     backgrounds: Mapping[str | None, Background] = field(init=False)
+    dead: dict[str | None, Exception] = field(default_factory=dict, init=False)
+    """The targets that failed outside of any trial, with the error: a disk that was lost."""
     before: dict[str | None, Sequence[Trial]] = field(default_factory=dict, init=False)
     """Of saves that follow each other, the last ones in each target: they are still there."""
 
@@ -67,8 +69,9 @@ class Runner:
         """Write the run's header, then a record per timed operation, as each one ends.
 
         No file of the run stays in a target, also after an error. A contender or fio job that fails
-        in a target is recorded and takes no further part there. When no contender is left, or
-        where a target itself fails, like a disk that is lost, the run ends with that error.
+        in a target is recorded and takes no further part there. A target that itself fails is
+        recorded for all contenders and not cleaned. When no contender is left, the run ends with
+        the error of the last one.
         """
         plan = self.plan
         steps = len(plan.variants_with_twins) * (1 + len(plan.axes.restores))
@@ -158,7 +161,8 @@ class Runner:
                     if isinstance(step, Variant)
                     else self._ceiling(repetition, position, *step)
                 )
-                for record in done:
+                ended = self._failures(repetition, position, remaining)
+                for record in chain(done, ended):
                     yield record
                     if isinstance(record, Sample):
                         measured.append(record)
@@ -189,11 +193,14 @@ class Runner:
             for trial, operation, tp in operations:
                 what = " ".join(filter(None, [variant.label, operation, restore_text(tp)]))
                 settled = self._settling(what, trial.repetition)
+                if variant.target in self.dead:
+                    settled.close()
+                    return
                 try:
                     sample = (
                         trial.save(settled) if operation == "save" else trial.restore(tp, settled)
                     )
-                except (RankError, TargetError):  # without it, nothing can be measured
+                except RankError:  # without this rank, nothing can be measured
                     raise
                 except Exception as error:  # peers may raise errors of any type
                     yield trial.failure(operation, error, tp)
@@ -204,8 +211,9 @@ class Runner:
                 if sample is not None:
                     yield sample
         finally:
-            for trial in self._outdated(trials):
-                trial.clear()
+            with self._dying(variant.target):
+                for trial in self._outdated(trials):
+                    trial.clear()
 
     def _outdated(self, trials: Sequence[Trial]) -> Sequence[Trial]:
         """Return the trials whose checkpoints go now, after those of `trials` were saved.
@@ -239,7 +247,9 @@ class Runner:
     def _ceiling(
         self, repetition: int, order: int, jobs: CeilingJobs, job: fio.FioJob
     ) -> Iterator[_Record]:
-        yield from jobs.records(repetition, order, job, self._settled)
+        if jobs.target not in self.dead:
+            with self._dying(jobs.target):
+                yield from jobs.records(repetition, order, job, self._settled)
 
     def _settling(self, what: str, repetition: int) -> ExitStack:
         """Announce an operation and sync every target: they may share devices and CPUs.
@@ -249,32 +259,41 @@ class Runner:
         of = "" if self.plan.repeat.max_s is not None else f"/{self.plan.repeat.times}"
         self.progress.step(f"{repetition + 1}{of} {what}")
         with ExitStack() as waits:
-            for target in self.targets.values():
-                waits.enter_context(_left_alone(target))
+            for location, target in self.targets.items():
+                if location not in self.dead:
+                    waits.enter_context(self._waiting(location, target))
             return waits.pop_all()
+
+    @contextmanager
+    def _waiting(self, location: str | None, target: OpenTarget) -> Iterator[None]:
+        """Run a block, and wait until earlier work has left `target` alone, unless it fails."""
+        with ExitStack() as wait:
+            with self._dying(location):
+                wait.enter_context(target.settled())
+            yield
+            with self._dying(location):
+                wait.close()
 
     def _settled(self, what: str, repetition: int) -> None:
         """Announce an operation that prepares nothing; return when it may begin."""
         self._settling(what, repetition).close()
 
+    @contextmanager
+    def _dying(self, location: str | None) -> Iterator[None]:
+        """Keep an error of the block as that of the target, which is then not used any more."""
+        try:
+            yield
+        except (OSError, IobenchError) as error:
+            self.dead.setdefault(location, error)
 
-@contextmanager
-def _left_alone(target: OpenTarget) -> Iterator[None]:
-    """Run a block, and wait until earlier work has left `target` alone. Raises TargetError."""
-    with ExitStack() as wait:
-        with _naming(target):
-            wait.enter_context(target.settled())
-        yield
-        with _naming(target):
-            wait.close()
-
-
-@contextmanager
-def _naming(target: OpenTarget) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise TargetError(f"{target.scratch.location}: {error.strerror or error}") from error
+    def _failures(self, repetition: int, order: int, remaining: list[Variant]) -> Iterator[Failure]:
+        """Yield a failure of each variant in a dead target; it takes no further part."""
+        for variant in [one for one in remaining if one.target in self.dead]:
+            error = self.dead[variant.target]
+            yield self._trial(variant, repetition, order).failure("save", error)
+            remaining.remove(variant)
+            if not remaining:
+                raise error
 
 
 def own_job(plan: Plan) -> Job:

@@ -420,10 +420,11 @@ def test_several_targets_take_turns(execute: Callable[..., ResultFile], tmp_path
 def test_a_target_that_dies(
     execute: Callable[..., ResultFile],
     monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
     call: str,
     at_end: bool,
 ) -> None:
-    """Outside of every trial: the run ends with its error, and no writer is blamed for it."""
+    """Outside of every trial: its writers and fio jobs end there, and the others go on."""
     owner = OpenTarget if call == "settled" else Scratch
     real, calls = getattr(owner, call), Counter[str]()
 
@@ -440,13 +441,74 @@ def test_a_target_that_dies(
         raise OSError(5, "Input/output error")
 
     monkeypatch.setattr(owner, call, dies)
-    result = execute(make("buffered"), make("uncached"), repeat=4, names=("a", "b"), error=OSError)
-    assert calls["b"] == 6
-    assert result.failures == ()
-    assert result.samples
+    writers = make("buffered"), make("uncached")
+    result = execute(*writers, repeat=4, names=("a", "b"))
+    dead, alive = str(tmp_path / "b"), str(tmp_path / "a")
+    if call == "settled":
+        assert calls["b"] == 6  # no more waits for it
+    failed = [(one.writer, one.axes.target) for one in result.failures]
+    assert sorted(failed) == [("buffered", dead), ("uncached", dead)]
+    assert all("Input/output error" in one.error for one in result.failures)
+    saves = [one for one in result.samples if one.operation == "save"]
+    assert Counter(one.writer for one in saves if one.axes.target == alive) == {
+        "buffered": 4,
+        "uncached": 4,
+    }
+    assert len([one for one in saves if one.axes.target == dead]) < 8
+    jobs = Counter(one.target for one in result.ceiling if one.operation == "save")
+    assert jobs[alive] == 4 * len(JOBS)
+    assert jobs[dead] < jobs[alive]
+    assert result.end is not None
+    assert result.end.status == "complete"
+
+
+@pytest.mark.parametrize("waits", range(4))
+def test_nothing_begins_in_a_dead_target(
+    execute: Callable[..., ResultFile],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    waits: int,
+) -> None:
+    """Also not the operation that was announced when the target died."""
+    settled, dead = OpenTarget.settled, set[str]()
+    left = iter(range(waits))
+
+    def dies(where: Any, *arguments: Any) -> Any:
+        there = where.scratch.directory.parent
+        if there.name == "b" and next(left, None) is None:
+            dead.add(str(there))
+            raise OSError(5, "Input/output error")
+        return settled(where, *arguments)
+
+    class Late(BufferedWriter):
+        def write(self, image: FileImage, target: str | Path, **options: Any) -> Transfer:
+            assert not any(str(target).startswith(one) for one in dead)
+            return super().write(image, target, **options)
+
+        def read(self, image: FileImage, target: str | Path, **options: Any) -> Transfer:
+            assert not any(str(target).startswith(one) for one in dead)
+            return super().read(image, target, **options)
+
+    monkeypatch.setattr(OpenTarget, "settled", dies)
+    result = execute(Late(), repeat=1, names=("a", "b"), ceiling=False)
+    (failure,) = result.failures
+    assert failure.error == "OSError: [Errno 5] Input/output error"
+    assert failure.setting.axes.target == str(tmp_path / "b")
+
+
+def test_the_only_target_dies(
+    execute: Callable[..., ResultFile], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run ends with its error."""
+
+    def dies(*_: Any) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(OpenTarget, "settled", dies)
+    result = execute(make("buffered"), make("uncached"), ceiling=False, error=OSError)
+    assert len(result.failures) == 2
     assert result.end is not None
     assert result.end.status == "failed"
-    assert "Input/output error" in result.end.error
 
 
 def test_an_interrupt_right_after_a_record(
