@@ -13,6 +13,7 @@ import os
 import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.util import find_spec
@@ -30,7 +31,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("iobench")
 _DATA, _INDEX = "data", "index.json"  # the two files in the directory of one state
-_BUILD_S = 1200.0  # one of its files was compiled for 400 s on a busy machine
+_BUILD_S, _LOAD_S = 1200.0, 60.0  # one of its files was compiled for 400 s on a busy machine
+_POLL_S = 0.2
 
 _Parts = list[tuple["torch.Tensor", "torch.Tensor"]]
 """Parts of tensors, and their places in a block."""
@@ -126,12 +128,10 @@ class DeepspeedAio(Peer):
         import torch
         from deepspeed.ops.op_builder import AsyncIOBuilder
 
-        if not is_built():
+        built = is_built()
+        if not built:
             _log.warning("peer:deepspeed-aio: building its async_io operator, which takes minutes")
-        for lock in _extensions().glob("**/async_io/lock"):  # torch waits until it is gone
-            changed_s = max(path.stat().st_mtime for path in lock.parent.iterdir())
-            if time.time() - changed_s > _BUILD_S:
-                raise TimeoutError(f"{lock} is left by a killed build; remove this file")
+        _wait_for_lock(_LOAD_S if built else _BUILD_S)
         handle = (
             AsyncIOBuilder()
             .load()
@@ -156,6 +156,21 @@ def _extensions() -> Path:
     caches = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     root = os.environ.get("TORCH_EXTENSIONS_DIR") or os.path.join(caches, "torch_extensions")
     return Path(root).expanduser()
+
+
+def _wait_for_lock(most_s: float) -> None:
+    """Wait while another process builds or loads the operator.
+
+    torch makes a file for this time. A killed build leaves it, and torch waits for ever. Raises
+    TimeoutError when nothing in the directory has changed for `most_s`.
+    """
+    for lock in _extensions().glob("**/async_io/lock"):
+        while lock.exists():
+            with suppress(FileNotFoundError):  # removed meanwhile
+                changed_s = max(path.stat().st_mtime for path in [lock, *lock.parent.iterdir()])
+                if time.time() - changed_s > most_s:
+                    raise TimeoutError(f"{lock} is left by a killed build; remove this file")
+            time.sleep(_POLL_S)
 
 
 def _overlaps(
