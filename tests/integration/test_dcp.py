@@ -23,7 +23,7 @@ from iobench.writers.image import Bytes, FileImage
 from iobench.writers.registry import make
 from iobench.writers.transfer import Transfer
 
-WRITERS = ("buffered", "odirect", "uring", "hybrid")
+WRITERS = ("buffered", "odirect", *(("uring",) if WHEELS_OF_PYURING else ()), "hybrid")
 
 
 @pytest.fixture(autouse=True)
