@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from support.pyuring_wheels import WHEELS_OF_PYURING
 from support.torchrun import torchrun
 from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
 

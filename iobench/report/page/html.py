@@ -52,6 +52,7 @@ def content_hash(script: str) -> str:
 
 GENERATOR = "iobench show"
 """The `generator` of every page, near its begin: marks files that a newer report may replace."""
+_LONGEST_OPTION = 30
 _STYLE_CLASSES = {"green": "good", "yellow": "scaled", "bold red": "bad"}
 """Classes of page.css for the styles of a Grid."""
 
@@ -90,9 +91,20 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
     )
     environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
+    environment.filters["whole_options"] = _whole_options
     environment.filters["breakable"] = _breakable
     environment.filters["style_class"] = lambda style: _STYLE_CLASSES.get(style, "")
     return environment
+
+
+def _whole_options(text: str) -> Markup:
+    """Return `text` escaped; no line ends within an option such as `-o`."""
+    return Markup(" ").join(
+        Markup('<span class="whole">{}</span>').format(word)
+        if word.startswith("-") and len(word) <= _LONGEST_OPTION
+        else escape(word)
+        for word in text.split(" ")
+    )
 
 
 def _breakable(text: str) -> Markup:
