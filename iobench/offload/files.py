@@ -111,7 +111,7 @@ def read_layout(directory: Path) -> StateLayout:
 
 
 class Speed(NamedTuple):
-    """`iodepth` blocks of `block_size` bytes are in flight in each direction."""
+    """`iodepth` blocks of `block_size` bytes are in flight, of reads and of writes to each file."""
 
     iodepth: int = 8
     block_size: int = 4 << 20
@@ -180,8 +180,10 @@ class StateEngine(RingEngine):
     """
 
     def __init__(self, speed: Speed, *, writes: bool) -> None:
-        ring, pool = _open_any_ring(speed.iodepth), BlockPool(speed.block_size)
-        super().__init__(ring, speed.iodepth, pool, _Uncounted(), path="io_uring direct")
+        # Writes go to both files: with half as many in flight a step takes 1.22 times as long.
+        depth = speed.iodepth * len(DATA_FILES) if writes else speed.iodepth
+        ring, pool = _open_any_ring(depth), BlockPool(speed.block_size)
+        super().__init__(ring, depth, pool, _Uncounted(), path="io_uring direct")
         self._writes = writes
 
     def move(self, file: StateFile, memory: Bytes, offset: int, on_complete: OnComplete) -> None:

@@ -76,8 +76,8 @@ class AdamW(Optimizer):
         backward still makes the gradients of others; takes memory for a second copy of the
         parameters.
         `chunk_elements`: elements that are read, updated and written together; by default as many
-        as fit `memory` five times, at most 4 Mi. `iodepth`: blocks of `block_size` in flight in
-        each direction."""
+        as fit `memory` five times, at most 4 Mi. `iodepth`: blocks of `block_size` in flight, of
+        reads, and of writes to each of the two files."""
         options = EngineOptions.parse(memory, iodepth, block_size, max_backlog)
         if pins < 0:
             raise OptionError(f"pins={pins}: 0 or more")
