@@ -33,7 +33,7 @@ from iobench.writers import registry
 from iobench.writers.base import Writer
 from iobench.writers.image import FileImage
 
-PROBES = ("O_DIRECT", "RWF_DONTCACHE", "fallocate", "eviction", "O_TMPFILE")
+PROBES = ("O_DIRECT", "RWF_DONTCACHE", "fallocate", "eviction")
 SIZE = 512 * MIB
 
 KINDS = {
