@@ -32,6 +32,7 @@ _STEPS = (
 """Each step, and the packages that it and all before it must not load."""
 
 
+@pytest.mark.slow
 def test_loads_nothing_heavy() -> None:
     """In one fresh interpreter, step after step."""
     code = f"""

@@ -38,6 +38,7 @@ def test_json_that_is_not_text(data: bytes) -> None:
         parse_json(data)
 
 
+@pytest.mark.slow
 @given(st.recursive(st.none() | st.integers() | st.text(st.characters(codec="utf-8")), st.lists))
 def test_json_that_is_text(value: object) -> None:
     """Escaped or not, it is unchanged after a round trip."""

@@ -108,6 +108,7 @@ def test_a_list_that_is_given_twice(line: str, code: int, iobench_inside: Any) -
     )
 
 
+@pytest.mark.slow
 def test_report_is_show_as_html(tmp_path: Path) -> None:
     """The other name of `show -o FILE.html` writes the same bytes."""
     record = str(next((Path(__file__).parents[2] / "results").glob("reference-*.jsonl")))

@@ -19,6 +19,7 @@ def test_ourselves() -> None:
     assert Holder.parse(holder.to_bytes()) == holder
 
 
+@pytest.mark.slow
 def test_a_process_that_has_ended() -> None:
     """A killed process is dead, both before and after it is reaped."""
     code = (

@@ -99,6 +99,7 @@ def _run(directory: Path, idle: Any, layers: int) -> tuple[int, dict[str, int]]:
     return len(plan.files), taken
 
 
+@pytest.mark.slow
 def test_memory_of_a_run_of_many_files(
     tmp_path: Path, idle: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -131,6 +131,7 @@ def test_staging_blocks_count_in_every_repetition(
             assert sample.memory.process_bytes >= MIB
 
 
+@pytest.mark.slow
 def test_probes_for_the_size_leave_the_blocks_to_the_first_save(tmp_path: Path, idle: Any) -> None:
     """What the writers of a run keep from its planning would count for none of their operations."""
     plan = make_plan(workload="llama7b", writers="odirect", target=tmp_path, size="64MiB")

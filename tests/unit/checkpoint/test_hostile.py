@@ -269,6 +269,7 @@ def _loads(runs: Path) -> None:
         iobench.load_checkpoint(runs, on_corrupt="previous")
 
 
+@pytest.mark.slow
 @settings(
     max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None
 )

@@ -92,6 +92,7 @@ def _interrupted(where: str, place: Place | None) -> Tracer:
     return tracer
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # in `__del__`
 @pytest.mark.parametrize("where", ["trainer", "worker"])

@@ -226,6 +226,7 @@ ckpt.prepare({"w": torch.ones(32 << 20)})
 """
 
 
+@pytest.mark.slow
 def test_the_interpreter_ends_while_it_prepares(runs: Path) -> None:
     """Without `close`: the save is finished and reported; the exit is that of any other script."""
     done = subprocess.run(

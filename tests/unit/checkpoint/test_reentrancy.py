@@ -32,6 +32,7 @@ from iobench.writers.blocks.channel import Lease
 _Calls = tuple[Callable[[], object], Callable[[], object]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", [slots, memory])
 def test_slots(module: ModuleType) -> None:
     """Both saves get a slot, and both slots are counted; also those of memory tiers, which are made

@@ -264,6 +264,7 @@ def test_a_writer_that_fails(runs: Path, share: float, lazy: bool) -> None:
         assert len(ckpt._persister.pool._free) == 1
 
 
+@pytest.mark.slow
 def test_ctrl_c_while_it_waits(runs: Path, expect_same: Any) -> None:
     """The save fails and stores nothing; its error is raised once, and the next save works."""
     state, interrupts = _state(), True

@@ -150,6 +150,7 @@ class _Trainer:
             self._metadata = draw(st.sampled_from([None, {}, {"v": 1}, {"v": True}]))
 
 
+@pytest.mark.slow
 @settings(max_examples=150)
 @given(st.data())
 def test_every_change_is_seen(expect_same: Callable[..., None], data: st.DataObject) -> None:

@@ -34,6 +34,7 @@ def _cut(array: np.ndarray, cuts: list[list[int]], at: Path) -> tuple[TensorPart
     return tuple(parts)
 
 
+@pytest.mark.slow
 @given(
     shape=st.lists(st.integers(1, 9), min_size=0, max_size=4),
     cuts=st.lists(st.lists(st.integers(0, 9), max_size=2), min_size=4, max_size=4),

@@ -348,6 +348,7 @@ def test_two_processes_save_to_one_name(there: bool, tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["last"]
 
 
+@pytest.mark.slow
 def test_many_saves_to_one_name_at_the_same_time(tmp_path: Path) -> None:
     """Whichever interleaving there is: each save succeeds, the result is one of them, whole."""
     final, code = (

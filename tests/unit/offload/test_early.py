@@ -298,6 +298,7 @@ def test_gradients_that_do_not_come(tmp_path: Path) -> None:
         assert_equal(snapshot(optimizer), stock.snapshot())
 
 
+@pytest.mark.slow
 def test_damage_is_found_during_backward(tmp_path: Path) -> None:
     """It is the error of `step`, and the parameters are those before."""
     with _made(tmp_path, make_parameters()) as optimizer:

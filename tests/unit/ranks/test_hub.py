@@ -138,6 +138,7 @@ def test_a_rank_that_is_connected_already() -> None:
         assert all(isinstance(_next(rank), CallAnswer) for rank in ranks)
 
 
+@pytest.mark.slow
 def test_no_silent_rank_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where rank 0 is cut off, all others are silent at once: none of them acknowledges."""
     monkeypatch.setattr(hub_module, "_ACKNOWLEDGE_S", 1e9)

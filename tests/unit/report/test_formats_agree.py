@@ -120,6 +120,7 @@ def _agrees(cell: str, values: list[float | None], scales: tuple[float, ...]) ->
     return True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", _RECORDS, ids=lambda path: path.stem.removeprefix("reference-"))
 def test_every_format_has_the_same_numbers(path: Path) -> None:
     """The cells of all tables are in Markdown and on the page, and those of figures in JSON."""

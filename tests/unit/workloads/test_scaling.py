@@ -34,6 +34,7 @@ def _scaled(name: str, limit: int) -> Workload:
     return workloads.load(name).scaled(limit)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", workloads.names())
 def test_every_workload_scales_below_the_limit(name: str) -> None:
     """Rank 0 of every workload that ships comes within the limit, and near it."""
@@ -49,6 +50,7 @@ def test_every_workload_scales_below_the_limit(name: str) -> None:
         assert size > 0.4 * limit
 
 
+@pytest.mark.slow
 def test_no_combination_of_blocks_is_much_larger() -> None:
     """Of all combinations of blocks none that fits is more than 5% larger than the one chosen."""
     workload = workloads.load("llama7b")

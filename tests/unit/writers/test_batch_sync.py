@@ -147,6 +147,7 @@ def _interrupted(where: str, place: Place | None) -> Tracer:
     return tracer
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # a file of an interrupted NewFile
 @pytest.mark.parametrize("where", ["caller", "worker"])

@@ -279,6 +279,7 @@ def _interrupted(where: str, place: Place | None, **options: Any) -> Tracer:
     return tracer
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize("lingers", [True, False])
 @pytest.mark.parametrize("where", ["submitter", "worker"])
