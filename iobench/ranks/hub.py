@@ -123,8 +123,8 @@ class Hub:
     def missing(self, timeout_s: float, *, broken: bool = False) -> list[int]:
         """Wait until all other ranks have connected. Return those that have not after `timeout_s`.
 
-        The wait ends when the job is broken, unless `broken`: then it is for those that come late,
-        to be told why.
+        The wait ends when the job is broken. With `broken` it goes on: ranks that come late are
+        told why then.
         """
         until_s = time.monotonic() + timeout_s
         while (left := self._absent()) and time.monotonic() < until_s:

@@ -244,11 +244,10 @@ def _all(
         calls += 1
         before, done = done, moved_on(done, count, wanted, offset, unit)
         left = done - before
-        while left > 0:
-            first = views.pop()
-            left -= len(first)
-            if left < 0:
-                views.append(first[left:])
+        while views and left >= len(views[-1]):  # empty ones too
+            left -= len(views.pop())
+        if left:
+            views[-1] = views[-1][left:]
     return calls
 
 

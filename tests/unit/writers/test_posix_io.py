@@ -99,6 +99,15 @@ def test_a_write_of_nothing_is_an_error(fd: int, monkeypatch: pytest.MonkeyPatch
         pwrite_all(fd, [content(6)], 10)
 
 
+def test_empty_views_are_nothing(fd: int) -> None:
+    """Also the last one: no call is made for it, which would move no byte."""
+    views = [np.empty(0, np.uint8), content(3, 1), np.empty(0, np.uint8), np.empty(0, np.uint8)]
+    assert pwrite_all(fd, views, 0) == 1
+    back = [np.zeros_like(view) for view in views]
+    assert pread_all(fd, back, 0) == 1
+    assert np.array_equal(back[1], views[1])
+
+
 def test_a_file_that_ends_before(fd: int) -> None:
     """A file that ends while it is read does not hold what was saved: DataMismatchError."""
     os.pwrite(fd, b"abc", 0)
