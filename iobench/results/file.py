@@ -91,6 +91,11 @@ class RecordFile:
             os.ftruncate(self._fd, before)
             raise TransferError.wrap(error, "writing", self.path) from error
 
+    @property
+    def empty(self) -> bool:
+        """Whether nothing was appended."""
+        return os.fstat(self._fd).st_size == 0
+
     def count(self, kind: str) -> int:
         """Count the records of `kind` in the file.
 

@@ -140,9 +140,9 @@ class ResultWriter:
         assert isinstance(record, Run) == (self._run is None), "the run is the first record"
         assert not self._ended, "the end is the last record"
         assert self._run is None or record.run_id == self._run.run_id
-        self._file.append(to_record(record))
         if isinstance(record, Run):
-            self._run = record
+            self._run = record  # before: a signal right behind the append finds it
+        self._file.append(to_record(record))
         self._ended = isinstance(record, End)
 
     def close(self, status: EndStatus = "complete", error: str | None = None) -> None:
@@ -150,7 +150,9 @@ class ResultWriter:
         if self._file.closed:
             return
         try:
-            if self._run and not self._ended:
+            if self._file.empty:
+                self.path.unlink(missing_ok=True)
+            elif self._run and not self._ended:
                 self.write(
                     End(
                         run_id=self._run.run_id,
@@ -160,8 +162,6 @@ class ResultWriter:
                         error=error,
                     )
                 )
-            if not self._run:
-                self.path.unlink(missing_ok=True)
         finally:
             self._file.close()
 

@@ -3,9 +3,11 @@
 import errno
 import os
 import re
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -21,6 +23,7 @@ from iobench.results import (
     read,
     utc_now,
 )
+from iobench.results.file import RecordFile
 
 
 def test_what_is_written_is_read(tmp_path: Path, example: ResultFile) -> None:
@@ -88,6 +91,25 @@ def test_how_a_run_ended_is_recorded(
     why = why or f"failed ({text})"
     said = f"{path}: the run {why}; 1 samples were recorded"
     assert result.incomplete == (said if error else None)
+
+
+def test_an_interrupt_right_behind_the_header(
+    tmp_path: Path, example: ResultFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The header is in the file, so it stays, and the end says how the run ended."""
+    path, append = tmp_path / "run.jsonl", RecordFile.append
+
+    def interrupted(file: RecordFile, values: Mapping[str, Any]) -> None:
+        append(file, values)
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(RecordFile, "append", interrupted)
+    with pytest.raises(KeyboardInterrupt), ResultWriter(path) as results:
+        results.write(example.run)
+    end = read(path).end
+    assert end is not None
+    assert end.status == "interrupted"
 
 
 def test_a_run_that_recorded_nothing_leaves_no_file(tmp_path: Path) -> None:
